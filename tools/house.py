@@ -49,6 +49,12 @@ HEAVY = (
     "resource",
     "landlockpy",
     "cryptography",
+    "xarray",
+    "zarr",
+    "h5netcdf",
+    "distributed",
+    "dask",
+    "mpi4py",
 )
 BRINGS_NUMPY = ("runtime_checks.kernels.ctypes_library",)
 PACKAGES = ("exporter", "runtime_checks", "torchferry")
@@ -207,6 +213,7 @@ def read_functions(path: Path, root: Path = ROOT) -> Iterator[Function]:
     is_signature = where.startswith("torchferry/cli/") or where in (
         "torchferry/api.py",
         "torchferry/api_without_torch.py",
+        "torchferry/evaluation.py",
     )
 
     def walk(node: ast.AST, is_public: bool, *, nested: bool) -> Iterator[Function]:

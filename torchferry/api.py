@@ -62,6 +62,7 @@ from torchferry import conversion as _conversion
 from torchferry import pipeline as _pipeline
 from torchferry import soundness_check as _soundness_check
 from torchferry.conversion import Converted
+from torchferry.evaluation import evaluate, evaluate_to_file
 from torchferry.options import ExportOptions, choose_jobs, select_archive_runtimes
 from torchferry.pipeline import Exported
 from torchferry.soundness_check import Checked
@@ -103,6 +104,8 @@ __all__ = [
     "convert",
     "declare",
     "diff",
+    "evaluate",
+    "evaluate_to_file",
     "export",
     "load",
     "mark",

@@ -35,6 +35,15 @@ class ResultLog:
             file.write(json.dumps(result) + "\n")
 
 
+def read_digest(path: Path) -> str:
+    """Return the digest that a log begins with; nothing if there is no log."""
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            return file.readline().strip()
+    except FileNotFoundError:
+        return ""
+
+
 def _parse_lines(lines: Iterable[str]) -> list[dict[str, Any]]:
     results = []
     for line in lines:

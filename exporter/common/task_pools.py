@@ -32,8 +32,10 @@ def run_tasks(
     function: Callable[[Task], Result],
     make_pool: Callable[[], Executor],
     per_process: int,
+    tries: int = 1,
 ) -> Iterator[tuple[Task, Result | BrokenExecutor]]:
-    """Yield each task with ``function(task)`` as it finishes, or with the error if its process dies twice.
+    """Yield each task with ``function(task)`` as it finishes, or with the error if its process dies, and dies again
+    when the task is tried alone, as often as ``tries`` says.
 
     torch keeps every graph that a process traced, so a pool ends after some tasks ``per_process``. (The pool's own
     ``max_tasks_per_child`` comes to a standstill: CPython issue 115634.)"""
@@ -42,13 +44,17 @@ def run_tasks(
         pool = make_pool()
         count = per_process * getattr(pool, "_max_workers", 1)
         batch, remaining = remaining[:count], remaining[count:]
-        yield from _run_in_pool(pool, batch, function, make_pool)
+        yield from _run_in_pool(pool, batch, function, make_pool, tries)
 
 
 def _run_in_pool(
-    pool: Executor, tasks: Sequence[Task], function: Callable[[Task], Result], make_pool: Callable[[], Executor]
+    pool: Executor,
+    tasks: Sequence[Task],
+    function: Callable[[Task], Result],
+    make_pool: Callable[[], Executor],
+    tries: int,
 ) -> Iterator[tuple[Task, Result | BrokenExecutor]]:
-    """Run tasks in one pool. A process that dies ends its whole pool, so unfinished tasks are run once more, each in a
+    """Run tasks in one pool. A process that dies ends its whole pool, so unfinished tasks are run again, each in a
     pool of its own."""
     is_interrupted = False
     run = functools.partial(_run_or_end, function)
@@ -70,11 +76,21 @@ def _run_in_pool(
         # processes that end: what is done is still to be written.
         pool.shutdown(wait=not is_interrupted, cancel_futures=True)
     for task in unfinished.values():
+        yield task, _run_alone(task, run, make_pool, tries)
+
+
+def _run_alone(
+    task: Task, run: Callable[[Task], Result], make_pool: Callable[[], Executor], tries: int
+) -> Result | BrokenExecutor:
+    """Run a task in a pool of its own, and in another one if its process dies; return the last error if all did."""
+    last = BrokenExecutor()
+    for _ in range(tries):
         with make_pool() as alone:
             try:
-                yield task, alone.submit(run, task).result()
+                return alone.submit(run, task).result()
             except BrokenExecutor as error:
-                yield task, error
+                last = error
+    return last
 
 
 def _end_processes(processes: Sequence[Any]) -> None:

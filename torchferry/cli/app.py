@@ -18,6 +18,7 @@ from torchferry.cli import (
     compat,
     convert,
     diff,
+    evaluate,
     export,
     graph,
     history,
@@ -52,6 +53,7 @@ app.command("compat")(compat.command)
 app.command("history")(history.command)
 app.command("run")(run_history.command)
 app.command("sweep")(sweep.command)
+app.command("evaluate")(evaluate.command)
 app.add_typer(native.app, name="native")
 app.command("cmake-dir")(native.cmake_dir)
 

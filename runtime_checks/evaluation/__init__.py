@@ -1,0 +1,1 @@
+"""Evaluation of files over data sets: chunk by chunk, in any number of processes, resumed after an end."""

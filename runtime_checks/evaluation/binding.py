@@ -1,0 +1,264 @@
+"""Variables of a data set bound to the inputs of a method: names, shapes, dtypes and units, before anything runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from exporter.archive.contract import Contract
+from exporter.archive.tensor_spec import TensorSpec
+from exporter.common.c_text import to_c_identifiers
+from exporter.common.errors import UsageError, suggest_names
+from runtime_checks.evaluation.data_set import DataSet, Variable
+
+if TYPE_CHECKING:
+    import numpy
+
+# Dtypes of contracts that NumPy does not have, as they are stored.
+STORED_DTYPES = {"bfloat16": "float32"}
+
+
+@dataclass(frozen=True)
+class BoundInput:
+    """An input, and where its numbers come from: a variable of the data set, or ``values`` along one dimension.
+
+    ``dims`` are its dimensions in the data set; the last ``len(spec.shape)`` are its own."""
+
+    spec: TensorSpec
+    dims: tuple[str, ...]
+    variable: Variable | None = None
+    values: numpy.ndarray | None = None
+
+    @property
+    def batch_dims(self) -> tuple[str, ...]:
+        """Return the dimensions along which elements lie."""
+        return self.dims[: len(self.dims) - len(self.spec.shape)]
+
+
+@dataclass(frozen=True)
+class Output:
+    """An output as it is stored: the ``method_name`` that the method gives it, and its own dimensions and shape."""
+
+    name: str
+    method_name: str
+    dims: tuple[str, ...]
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Binding:
+    """What a method takes from a data set, and gives.
+
+    Attributes:
+        inputs: The inputs, in the method's order.
+        parameters: Values of parameters, each along a dimension of its name.
+        sizes: The size of each dimension along which elements lie.
+        stored: The sizes of chunks that the inputs are stored in.
+        kept: Variables that go to the result as they are: coordinates, and what is asked for.
+        outputs: The outputs, in the method's order.
+    """
+
+    inputs: tuple[BoundInput, ...]
+    parameters: Mapping[str, numpy.ndarray]
+    sizes: Mapping[str, int]
+    stored: Mapping[str, int]
+    kept: tuple[Variable, ...]
+    outputs: tuple[Output, ...]
+
+    @property
+    def element_bytes(self) -> int:
+        """Return the bytes of the inputs and outputs of an element."""
+        import numpy
+
+        shapes = [(i.spec.shape, i.spec.dtype) for i in self.inputs] + [(o.shape, o.dtype) for o in self.outputs]
+        sizes = [math.prod(n for n in shape if isinstance(n, int)) for shape, _ in shapes]
+        return sum(n * numpy.dtype(dtype).itemsize for n, (_, dtype) in zip(sizes, shapes, strict=True))
+
+
+def bind(
+    contract: Contract,
+    method: str,
+    data: DataSet | None,
+    names: Mapping[str, str],
+    studies: Mapping[str, numpy.ndarray],
+    keep: Sequence[str] = (),
+) -> Binding:
+    """Bind the inputs of a method to variables.
+
+    Args:
+        contract: The contract of the file.
+        method: One of its methods.
+        data: The data set; None if all inputs are studied.
+        names: The variable of an input, where it has another name.
+        studies: Values of an input or a parameter, each of which is combined with all elements.
+        keep: Variables that go to the result too.
+
+    Raises:
+        UsageError: A name, a shape, a dtype or a unit does not fit; the message says which, and what is expected.
+    """
+    if method not in contract.methods:
+        what = f"the file has no method {method!r}"
+        raise UsageError(what, where="--method", expected=suggest_names(method, contract.methods))
+    input_names = contract.methods[method].inputs
+    if unknown := [name for name in names if name not in input_names]:
+        what, where = f"the method has no input {unknown[0]!r}", "--name"
+        raise UsageError(what, where=where, expected=suggest_names(unknown[0], input_names))
+    parameters = {name: values for name, values in studies.items() if name not in input_names}
+    _check_studies(contract, input_names, parameters)
+    specs = [dataclasses.replace(contract.input_spec(name), name=name) for name in input_names]
+    inputs = tuple(_bind_input(spec, data, names, studies) for spec in specs)
+    sizes = _merge_sizes(inputs, parameters, data)
+    stored: dict[str, int] = {}
+    for bound in inputs:
+        for dim, size in bound.variable.stored.items() if bound.variable else ():
+            stored[dim] = max(stored.get(dim, 1), size)
+    kept = _find_kept(data, inputs, sizes, keep) if data is not None else ()
+    outputs = _name_outputs(contract, method, sizes, [v.name for v in kept], inputs)
+    return Binding(inputs, parameters, sizes, {d: n for d, n in stored.items() if d in sizes}, kept, outputs)
+
+
+def _check_studies(contract: Contract, inputs: Sequence[str], parameters: Mapping[str, numpy.ndarray]) -> None:
+    """Raise ``UsageError`` for what is neither an input nor a parameter of one number."""
+    specs = {p.name: p for p in contract.parameters}
+    for name in parameters:
+        if name not in specs:
+            what, where = f"there is no input or parameter {name!r}", "--vary"
+            raise UsageError(what, where=where, expected=suggest_names(name, [*inputs, *specs]))
+        if math.prod(specs[name].shape) != 1:
+            what, mend = f"parameter {name!r} is not one number", "vary one that is, or an input"
+            got, expected = f"shape {list(specs[name].shape)}", "shape []"
+            raise UsageError(what, where="--vary", got=got, expected=expected, mend=mend)
+
+
+def _bind_input(
+    spec: TensorSpec, data: DataSet | None, names: Mapping[str, str], studies: Mapping[str, numpy.ndarray]
+) -> BoundInput:
+    if spec.dtype in STORED_DTYPES:
+        what, mend = f"input {spec.name!r} is of {spec.dtype}, which data sets do not have", "export it with float32"
+        raise UsageError(what, got=spec.dtype, expected="a dtype of NumPy", mend=mend)
+    if spec.name in studies:
+        if spec.shape:
+            what, mend = f"input {spec.name!r} is not one number", "give its values in the data set"
+            got, expected = f"shape {list(spec.shape)}", "shape []"
+            raise UsageError(what, where="--vary", got=got, expected=expected, mend=mend)
+        return BoundInput(spec, (spec.name,), values=studies[spec.name].astype(spec.dtype))
+    variable = _find_variable(spec, data, names)
+    assert data is not None
+    own = len(spec.shape)
+    shape = variable.shape[len(variable.shape) - own :]
+    fits = len(variable.shape) >= own and all(isinstance(b, str) or a == b for a, b in zip(shape, spec.shape))  # noqa: B905
+    if not fits:
+        what = f"variable {variable.name!r} has the wrong shape for input {spec.name!r}"
+        sizes = ", ".join(map(str, spec.shape))
+        expected = f"(dimensions of elements, {sizes})" if sizes else "dimensions of elements alone"
+        mend = "put the dimensions of its own last: dataset.transpose(..., 'component')"
+        raise UsageError(what, where=data.where, got=variable.describe(), expected=expected, mend=mend)
+    _check_dtype(spec, variable, data.where)
+    return BoundInput(spec, variable.dims, variable)
+
+
+def _find_variable(spec: TensorSpec, data: DataSet | None, names: Mapping[str, str]) -> Variable:
+    """Find the variable of an input: of the name that is asked for, of its own, or of its identifier in C."""
+    if data is None:
+        what, mend = f"input {spec.name!r} has no values", "name a data set, or give its values with --vary"
+        raise UsageError(what, expected="a variable of its name", mend=mend)
+    wanted = [names[spec.name]] if spec.name in names else [spec.name, *to_c_identifiers([spec.name])]
+    variable = next(filter(None, (data.find_variable(name, spec.shape) for name in wanted)), None)
+    if variable is None:
+        what = f"the data set has no variable for input {spec.name!r}"
+        expected, mend = suggest_names(wanted[0], data.list_names()), f"name it: --name '{spec.name}=VARIABLE'"
+        raise UsageError(what, where=data.where, got=spec.describe(), expected=expected, mend=mend)
+    return variable
+
+
+def _check_dtype(spec: TensorSpec, variable: Variable, where: str) -> None:
+    """Raise ``UsageError`` for numbers that the input's dtype does not hold exactly."""
+    import numpy
+
+    try:
+        fits = numpy.can_cast(numpy.dtype(variable.dtype), numpy.dtype(spec.dtype), "safe")
+    except TypeError:
+        fits = False
+    if not fits:
+        what = f"variable {variable.name!r} has the wrong dtype for input {spec.name!r}"
+        mend = f"convert it in the data set: .astype({spec.dtype!r})"
+        raise UsageError(what, where=where, got=variable.dtype, expected=spec.dtype, mend=mend)
+
+
+def _merge_sizes(
+    inputs: Sequence[BoundInput],
+    parameters: Mapping[str, numpy.ndarray],
+    data: DataSet | None,
+) -> dict[str, int]:
+    """Return the dimensions along which elements lie: what is studied first, then those of the data set."""
+    sizes = {name: len(values) for name, values in parameters.items()}
+    sizes |= {b.spec.name: len(b.values) for b in inputs if b.values is not None}
+    where = data.where if data is not None else ""
+    owners: dict[str, str] = {}
+    for bound in inputs:
+        for dim in bound.batch_dims if bound.variable else ():
+            size = bound.variable.sizes[dim] if bound.variable else 0
+            if dim in sizes and dim not in owners:
+                what, mend = f"dimension {dim!r} of the data set has the name of what is varied", "rename it"
+                raise UsageError(what, where=where, got=dim, expected="names of their own", mend=mend)
+            if sizes.setdefault(dim, size) != size:
+                what, got = f"dimension {dim!r} has two sizes", f"{size} of {bound.spec.name!r}"
+                raise UsageError(what, where=where, got=got, expected=f"{sizes[dim]} of {owners[dim]!r}")
+            owners.setdefault(dim, bound.spec.name)
+    own = {dim for bound in inputs for dim in bound.dims[len(bound.batch_dims) :]}
+    if both := sorted(own & sizes.keys()):
+        what, mend = f"dimension {both[0]!r} is one of elements and one of a variable's own", "rename one of them"
+        raise UsageError(what, where=where, got=both[0], expected="dimensions of one meaning", mend=mend)
+    if any(size == 0 for size in sizes.values()):
+        what, empty = "the data set has no elements", next(dim for dim, size in sizes.items() if not size)
+        raise UsageError(what, where=where, got=f"dimension {empty!r} of size 0", expected="at least one element")
+    return sizes
+
+
+def _find_kept(
+    data: DataSet, inputs: Sequence[BoundInput], sizes: Mapping[str, int], keep: Sequence[str]
+) -> tuple[Variable, ...]:
+    """Find the coordinates of elements, and the variables that are asked for."""
+    kept = {}
+    for name in (*data.list_coordinates(), *keep):
+        variable = data.find_variable(name, ())
+        if variable is None:
+            what, where = f"the data set has no variable {name!r}", "--keep"
+            raise UsageError(what, where=where, expected=suggest_names(name, data.list_names()))
+        is_numeric = variable.dtype.startswith(("float", "int", "uint", "bool", "complex"))
+        # Of a coordinate that is no number, or lies elsewhere, nothing is said: nobody has asked for it.
+        if is_numeric and set(variable.dims) <= set(sizes):
+            kept[name] = variable
+        elif name in keep:
+            what, where = f"variable {name!r} cannot be kept", "--keep"
+            raise UsageError(what, where=where, got=variable.describe(), expected=f"numbers over {', '.join(sizes)}")
+    return tuple(kept.values())
+
+
+def _name_outputs(
+    contract: Contract, method: str, sizes: Mapping[str, int], kept: Sequence[str], inputs: Sequence[BoundInput]
+) -> tuple[Output, ...]:
+    """Name the outputs as stores can: a slash would be a folder there. Open sizes are those of the inputs."""
+    spec = contract.methods[method]
+    open_sizes = {
+        name: bound.variable.sizes[dim]
+        for bound in inputs
+        for name, dim in zip(bound.spec.shape, bound.dims[len(bound.batch_dims) :])  # noqa: B905
+        if isinstance(name, str) and bound.variable
+    }
+    outputs: list[Output] = []
+    taken = {*sizes, *kept}
+    for output, plain in zip(spec.outputs, spec.output_names, strict=True):
+        name = plain if "/" not in plain and plain == plain.strip() else to_c_identifiers([plain])[0]
+        while name in taken:
+            name += "_out"
+        taken.add(name)
+        shape = contract.output_spec(output).resolve_shape(open_sizes)
+        dtype = contract.output_spec(output).dtype
+        dims = tuple(f"{name}_{k}" for k in range(len(shape)))
+        outputs.append(Output(name, plain, dims, shape, STORED_DTYPES.get(dtype, dtype)))
+    return tuple(outputs)

@@ -1,0 +1,67 @@
+"""A data set: variables by name, read slice by slice when they are needed. It may be larger than any memory."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from exporter.common.errors import MissingRuntimeError, UsageError, summarize_error
+
+if TYPE_CHECKING:
+    import numpy
+
+NETCDF, PARQUET, ZARR = (".nc", ".nc4", ".netcdf", ".h5"), (".parquet", ".pq"), (".zarr",)
+SUFFIXES = (*ZARR, *NETCDF, *PARQUET)
+INSTALL = 'pip install "torchferry[data]"'
+
+
+@dataclass(frozen=True)
+class Variable:
+    """A variable of a data set: ``dtype`` as NumPy names it, ``stored`` the sizes of its chunks by dimension."""
+
+    name: str
+    dims: tuple[str, ...]
+    shape: tuple[int, ...]
+    dtype: str
+    units: str = ""
+    stored: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Return the size of each dimension."""
+        return dict(zip(self.dims, self.shape, strict=True))
+
+    def describe(self) -> str:
+        """Return name, dimensions and dtype as text."""
+        sizes = ", ".join(f"{dim}: {size}" for dim, size in self.sizes.items())
+        return f"{self.name} ({sizes}) {self.dtype}"
+
+
+class DataSet(Protocol):
+    """Variables by name, read slice by slice."""
+
+    where: str
+
+    def list_names(self) -> list[str]: ...
+
+    def list_coordinates(self) -> list[str]: ...
+
+    def find_variable(self, name: str, event_shape: Sequence[int | str]) -> Variable | None: ...
+
+    def read(self, variable: Variable, slices: tuple[slice, ...]) -> numpy.ndarray: ...
+
+
+def import_data_package(name: str, where: str, mend: str = INSTALL) -> Any:
+    """Import a package that data sets need. Raises ``MissingRuntimeError`` without it."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise MissingRuntimeError(f"{name} is not installed", where=where, got=str(error), mend=mend) from None
+
+
+def make_read_error(where: str, name: str, error: Exception) -> UsageError:
+    """Return the error for numbers that cannot be read."""
+    what, mend = f"variable {name!r} cannot be read", "copy the data set again"
+    return UsageError(what, where=where, got=summarize_error(error), expected="stored numbers", mend=mend)

@@ -1,0 +1,270 @@
+"""The evaluation of a file over a data set: all chunks by some workers, resumed where it was cut off.
+
+Results grow in a folder beside the output, ``OUTPUT.unfinished``, with a line for each chunk that is written. They go
+to their place when all are."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+import math
+import shutil
+from collections.abc import Callable, Iterator
+from concurrent.futures import BrokenExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from filelock import FileLock, Timeout
+
+from exporter import __version__
+from exporter.common import task_pools
+from exporter.common.atomic_files import atomic_write_path
+from exporter.common.errors import OutputError, RunError, UsageError
+from exporter.common.result_log import ResultLog, digest_files, read_digest
+from runtime_checks.evaluation.chunk_evaluation import (
+    ChunkRecord,
+    DataRequest,
+    Job,
+    OpenJob,
+    evaluate_chunk,
+    make_results_error,
+    open_job,
+    read_elements,
+    record_from_dict,
+)
+from runtime_checks.evaluation.data_sets import digest_data
+from runtime_checks.evaluation.evaluator import FileRequest
+from runtime_checks.evaluation.schedulers import MakePool
+from runtime_checks.evaluation.summaries import Summary
+from runtime_checks.failure_replay import ELEMENTS, INPUTS, STEP
+
+UNFINISHED, LOG, STORE, LOCK = ".unfinished", "chunks.jsonl", "store", "lock"
+# How often a chunk is tried again alone whose worker has died.
+TRIES = 2
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """The result of an evaluation: the path, how many chunks were evaluated now and how many were kept, the summary."""
+
+    path: Path
+    evaluated: int
+    kept: int
+    summary: Summary
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the result for JSON."""
+        chunks = {"evaluated": self.evaluated, "kept": self.kept}
+        return {"path": str(self.path), "chunks": chunks, "summary": self.summary.as_dict()}
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far an evaluation is: chunks that are ``done`` of a ``total``, of which some were ``kept``."""
+
+    done: int
+    total: int
+    kept: int
+    stage: str = "evaluate"
+
+
+class Evaluation:
+    """An evaluation that was planned: names, shapes and dtypes fit, and nothing has run yet.
+
+    Attributes:
+        output: Where the results go.
+        chunks: The number of chunks.
+        elements: The number of elements.
+        finished: The number of chunks that are written.
+    """
+
+    def __init__(self, file: FileRequest, data: DataRequest, output: Path) -> None:
+        """Plan an evaluation.
+
+        Raises:
+            UsageError: The data do not fit the file, or the output is there already.
+            ArchiveError: The file is damaged.
+            MissingRuntimeError: A package is missing.
+        """
+        # Workers may be elsewhere, in other folders.
+        key = file.public_key.absolute() if file.public_key is not None else None
+        file = dataclasses.replace(file, path=file.path.absolute(), public_key=key)
+        data = dataclasses.replace(data, path=data.path.absolute()) if data.path is not None else data
+        output = self.output = output.absolute()
+        self._folder = output.with_name(output.name + UNFINISHED)
+        if output.exists() or output.is_symlink():
+            what, mend = "the output is there already", "remove it, or name another one with -o"
+            raise OutputError(what, where=str(output), expected="the name of a new file or folder", mend=mend)
+        self._job = Job(file, data, self._folder / STORE, output.suffix)
+        opened = open_job(self._job)
+        contract = opened.evaluator.contract
+        # What is said of the results does not depend on who evaluates them.
+        attributes = (
+            ("title", contract.name),
+            ("source", f"torchferry {__version__}: {file.method} of {file.path.name}, graphs {contract.graph}"),
+        )
+        self._job = Job(file, data, self._folder / STORE, output.suffix, attributes)
+        self._opened: OpenJob = open_job(self._job)
+        self.chunks, self.elements = len(self._opened.grid), self._opened.grid.elements
+        self.finished = 0
+
+    def run(
+        self,
+        make_pool: MakePool,
+        *,
+        failures: Path | None = None,
+        watch: Callable[[Progress], Any] = lambda progress: None,
+    ) -> Evaluated:
+        """Evaluate all chunks.
+
+        Args:
+            make_pool: Makes a pool of workers.
+            failures: Where the inputs of the first elements that fail go, for ``torchferry run --replay``.
+            watch: Called with how far it is.
+
+        Returns:
+            What was evaluated.
+
+        Raises:
+            UsageError: The folder of results is of another evaluation, or another process is at it.
+            OutputError: Results cannot be written; finished chunks are kept.
+            RunError: The file fails on a chunk, or the worker of a chunk has died again and again.
+        """
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            with FileLock(self._folder / LOCK, timeout=0):
+                result = self._run(make_pool, failures, watch)
+            shutil.rmtree(self._folder, ignore_errors=True)
+        except Timeout:
+            what, mend = "another process is at this evaluation", "wait for it, or name another output"
+            raise UsageError(what, where=str(self._folder), expected="one process", mend=mend) from None
+        except OSError as error:
+            raise make_results_error(self._folder, error) from None
+        return result
+
+    def _run(self, make_pool: MakePool, failures: Path | None, watch: Callable[[Progress], Any]) -> Evaluated:
+        log = self._open_log()
+        known = {record.index: record for record in self._read_records(log)}
+        if not known:
+            self._opened.store.create()
+        records: dict[int, ChunkRecord] = {}
+        kept = 0
+        for record, is_new in self._evaluate_all(make_pool, known):
+            records[record.index] = record
+            kept += not is_new
+            if is_new:
+                log.add(record.as_dict())
+            self.finished = len(records)
+            watch(Progress(self.finished, self.chunks, kept))
+        total = Summary()
+        for index in range(self.chunks):
+            total += records[index].summary
+        self._opened.store.finish(
+            self.output, lambda index: watch(Progress(index + 1, self.chunks, kept, f"write {self.output.name}"))
+        )
+        if failures is not None and total.failures:
+            self._write_failures(failures, total)
+        return Evaluated(self.output, self.chunks - kept, kept, total)
+
+    def _evaluate_all(self, make_pool: MakePool, known: dict[int, ChunkRecord]) -> Iterator[tuple[ChunkRecord, bool]]:
+        """Yield the record of each chunk as it is finished, and whether it was evaluated now."""
+        tasks = [(index, known.get(index)) for index in range(self.chunks)]
+        function = functools.partial(evaluate_task, job=self._job)
+        for (index, _), result in task_pools.run_tasks(tasks, function, make_pool, self.chunks, TRIES):
+            if isinstance(result, BrokenExecutor):
+                what = f"the worker of a chunk has died, and died again {TRIES} times"
+                where, got = self._opened.grid.chunk(index).describe(), str(result)
+                mend = "give workers more memory, or make chunks smaller: --chunk; finished chunks are kept"
+                raise RunError(what, where=where, got=got, mend=mend)
+            yield result
+
+    def _open_log(self) -> ResultLog:
+        """Open the log of this evaluation. Raises ``UsageError`` if what is there is of another one."""
+        digest, path = self._digest(), self._folder / LOG
+        before = read_digest(path)
+        if before not in ("", digest):
+            what = "there are unfinished results of another evaluation: the file, the data, an option or torch differs"
+            mend = "remove the folder to begin anew, or name another output"
+            raise UsageError(what, where=str(self._folder), expected="results of this evaluation", mend=mend)
+        return ResultLog(path, digest)
+
+    def _read_records(self, log: ResultLog) -> Iterator[ChunkRecord]:
+        for values in log.results:
+            try:
+                record = record_from_dict(values)
+            except ValueError:
+                continue
+            if 0 <= record.index < self.chunks:
+                yield record
+
+    def _digest(self) -> str:
+        """Return a digest of what the results depend on."""
+        job = self._job
+        where = digest_data(job.data.path) if job.data.path is not None else ""
+        texts = [__version__, torch.__version__, repr(job.data), repr(self._opened.grid), job.suffix, where]
+        texts += [job.file.method, job.file.engine]
+        return hashlib.sha256(f"{texts} {digest_files([], [job.file.path])}".encode()).hexdigest()
+
+    def _write_failures(self, path: Path, summary: Summary) -> None:
+        """Write the inputs of elements that failed."""
+        numbers = sorted(summary.failures)
+        tensors: dict[str, torch.Tensor] = {
+            f"{INPUTS}/{name}": value for name, value in read_elements(self._opened, numbers).items()
+        }
+        tensors |= {ELEMENTS: torch.tensor(numbers), STEP: torch.tensor(0)}
+        with atomic_write_path(path) as temporary_path:
+            torch.save(tuple(tensors.items()), temporary_path)
+
+
+def evaluate_task(task: tuple[int, ChunkRecord | None], job: Job) -> tuple[ChunkRecord, bool]:
+    """Evaluate a chunk, or take it as it is if it is written; a task of a pool."""
+    index, record = task
+    return evaluate_chunk(index, job, {index: record} if record is not None else {})
+
+
+def parse_study(text: str) -> tuple[str, tuple[float, ...]]:
+    """Return the name and the values of ``NAME=LOW:HIGH:COUNT``, ``NAME=LOW:HIGH:COUNT:log`` or ``NAME=A,B,...``.
+
+    Raises ``UsageError`` for another text, and for numbers that are not finite."""
+    name, equals, rest = text.partition("=")
+    try:
+        values = _parse_values(rest)
+    except ValueError:
+        values = ()
+    if not (name and equals and values) or not all(map(math.isfinite, values)):
+        expected = "NAME=LOW:HIGH:COUNT, NAME=LOW:HIGH:COUNT:log, or NAME=VALUE,VALUE,..."
+        mend = "give finite numbers, and at least one"
+        raise UsageError("values to vary are not understood", where="--vary", got=text, expected=expected, mend=mend)
+    return name, values
+
+
+def _parse_values(text: str) -> tuple[float, ...]:
+    parts = text.split(":")
+    if len(parts) == 1:
+        return tuple(map(float, text.split(",")))
+    low, high, count = float(parts[0]), float(parts[1]), int(parts[2])
+    if not 1 <= count <= 10**6 or len(parts) > 4 or parts[3:] not in ([], ["log"]):
+        raise ValueError(text)
+    if parts[3:]:
+        low, high = math.log(low), math.log(high)
+    steps = [low + (high - low) * k / max(count - 1, 1) for k in range(count)]
+    values = [math.exp(value) for value in steps] if parts[3:] else steps
+    # The ends are as they were given.
+    return tuple([float(parts[0]), *values[1:-1], float(parts[1])][:count] if count > 1 else values)
+
+
+def parse_pairs(texts: list[str], option: str) -> tuple[tuple[str, str], ...]:
+    """Return the pairs of ``INPUT=VARIABLE`` texts. Raises ``UsageError`` for another text."""
+    pairs = [text.partition("=") for text in texts]
+    if wrong := next((t for t, (a, _, b) in zip(texts, pairs, strict=True) if not (a and b)), None):
+        raise UsageError("a name is not understood", where=option, got=wrong, expected="INPUT=VARIABLE")
+    return tuple((a, b) for a, _, b in pairs)
+
+
+def dump_summary(result: Evaluated) -> str:
+    """Return the result as JSON."""
+    return json.dumps(result.as_dict(), indent=1)

@@ -1,0 +1,71 @@
+"""Zarr and NetCDF as data sets, through xarray."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from exporter.common.errors import UsageError, summarize_error
+from runtime_checks.evaluation.data_set import Variable, import_data_package, make_read_error
+
+if TYPE_CHECKING:
+    import numpy
+
+
+class XarrayData:
+    """The variables of an ``xarray.Dataset``."""
+
+    def __init__(self, dataset: Any, where: str) -> None:
+        self._dataset, self.where = dataset, where
+
+    def list_names(self) -> list[str]:
+        """List the names of all variables."""
+        return [str(name) for name in self._dataset.variables]
+
+    def list_coordinates(self) -> list[str]:
+        """List the variables that say where elements are."""
+        names = {*self._dataset.coords, *self._dataset.sizes}
+        return [str(name) for name in self._dataset.variables if name in names]
+
+    def find_variable(self, name: str, event_shape: Sequence[int | str] = ()) -> Variable | None:
+        """Return a variable by name, if there is one."""
+        if name not in self._dataset.variables:
+            return None
+        source = self._dataset.variables[name]
+        # Zarr and HDF5 name it differently; one number, where dask cut the variable.
+        chunks = source.encoding.get("chunks") or source.encoding.get("chunksizes") or ()
+        if source.chunks:
+            chunks = [max(sizes) for sizes in source.chunks]
+        stored = dict(zip(map(str, source.dims), map(int, chunks), strict=True)) if chunks else {}
+        units = str(source.attrs.get("units", ""))
+        return Variable(name, tuple(map(str, source.dims)), tuple(source.shape), source.dtype.name, units, stored)
+
+    def read(self, variable: Variable, slices: tuple[slice, ...]) -> numpy.ndarray:
+        """Read a slice of a variable. Raises ``UsageError`` if it cannot be read."""
+        try:
+            return self._dataset.variables[variable.name][slices].to_numpy()
+        except Exception as error:
+            raise make_read_error(self.where, variable.name, error) from None
+
+
+def open_by_xarray(path: Path, engine: str, **options: Any) -> XarrayData:
+    """Open a file or a store. Raises ``UsageError`` if it cannot be read, ``MissingRuntimeError`` without a package."""
+    xarray = import_data_package("xarray", str(path))
+    import_data_package(engine, str(path))
+    try:
+        # Values are read when they are asked for: no index is made, and no time is decoded, of what is not an input.
+        dataset = xarray.open_dataset(
+            path,
+            engine=engine,
+            chunks=None,
+            cache=False,
+            decode_times=False,
+            decode_timedelta=False,
+            create_default_indexes=False,
+            **options,
+        )
+    except Exception as error:
+        what, mend = "the data set cannot be opened", "copy it again, or write it anew"
+        raise UsageError(what, where=str(path), got=summarize_error(error), mend=mend) from None
+    return XarrayData(dataset, str(path))
