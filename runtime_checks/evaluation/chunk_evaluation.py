@@ -6,6 +6,7 @@ import dataclasses
 import importlib.util
 import math
 import threading
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ import torch
 from exporter.common.errors import OutputError, RunError, TorchferryError, UsageError, summarize_error
 from runtime_checks.evaluation.binding import Binding, BoundInput, bind
 from runtime_checks.evaluation.chunks import Chunk, Grid, plan_grid
-from runtime_checks.evaluation.data_set import DataSet, import_data_package
+from runtime_checks.evaluation.data_set import DataSet
 from runtime_checks.evaluation.data_sets import open_data_set
 from runtime_checks.evaluation.evaluator import Evaluator, FileRequest
 from runtime_checks.evaluation.result_stores import Layout, ResultStore, StoredVariable, make_store, select_variables
@@ -108,7 +109,8 @@ class OpenJob:
             outputs, statuses, summary = self.evaluator.evaluate(inputs)
         except TorchferryError as error:
             raise RunError(error.what, where=chunk.describe(), **_without_place(error)) from None
-        except (RuntimeError, ValueError) as error:
+        except Exception as error:
+            # Torch's own of an archive is none that others have.
             what = "the file fails on these elements"
             raise RunError(what, where=chunk.describe(), got=summarize_error(error)) from error
         variables = {v.name: v for v in self.layout.variables}
@@ -182,6 +184,7 @@ def evaluate_chunk(index: int, job: Job, records: Mapping[int, ChunkRecord] | No
 
 
 _LOCAL = threading.local()
+_OPENING = threading.Lock()
 
 
 def open_job(job: Job) -> OpenJob:
@@ -189,7 +192,9 @@ def open_job(job: Job) -> OpenJob:
     opened: OpenJob | None = getattr(_LOCAL, "opened", None)
     if opened is None or opened.job != job:
         use_one_thread()
-        opened = _LOCAL.opened = OpenJob(job)
+        # Torch reads programs into globals of its own.
+        with _OPENING:
+            opened = _LOCAL.opened = OpenJob(job)
     return opened
 
 
@@ -206,15 +211,18 @@ def make_dense(value: numpy.ndarray, batch: tuple[int, ...], rank: int, dtype: s
     ``(elements, *event)`` of a dtype, dense and to be written to."""
     import numpy
 
-    event = value.shape[value.ndim - rank :]
-    wide = numpy.broadcast_to(value, (*batch, *event)).reshape(math.prod(batch), *event)
-    return numpy.require(wide, dtype, ["C", "A", "W", "O"])
+    shape = (*batch, *value.shape[value.ndim - rank :])
+    # What is broadcast cannot be written to, and would be copied.
+    wide = value if value.shape == shape else numpy.broadcast_to(value, shape)
+    wide = wide.reshape(math.prod(batch), *shape[len(batch) :])
+    return numpy.require(wide, dtype, ["C", "A", "W"])
 
 
 def digest_arrays(arrays: Mapping[str, numpy.ndarray]) -> dict[str, int]:
-    """Return the CRC-32C of each array's bytes."""
-    crc = import_data_package("google_crc32c", "--output")
-    return {name: crc.value(value.tobytes()) for name, value in arrays.items()}
+    """Return the CRC-32 of each array's bytes."""
+    import numpy
+
+    return {name: zlib.crc32(numpy.ascontiguousarray(value).data) for name, value in arrays.items()}
 
 
 def read_elements(opened: OpenJob, numbers: Sequence[int]) -> dict[str, torch.Tensor]:

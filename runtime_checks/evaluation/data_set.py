@@ -57,8 +57,11 @@ def import_data_package(name: str, where: str, mend: str = INSTALL) -> Any:
     """Import a package that data sets need. Raises ``MissingRuntimeError`` without it."""
     try:
         return importlib.import_module(name)
-    except ImportError as error:
-        raise MissingRuntimeError(f"{name} is not installed", where=where, got=str(error), mend=mend) from None
+    except (ImportError, RuntimeError, OSError) as error:
+        # What it needs of the system may be missing too: a library of MPI.
+        raise MissingRuntimeError(
+            f"{name} is not installed, or does not load", where=where, got=str(error), mend=mend
+        ) from None
 
 
 def make_read_error(where: str, name: str, error: Exception) -> UsageError:

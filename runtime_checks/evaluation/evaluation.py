@@ -246,6 +246,8 @@ def _parse_values(text: str) -> tuple[float, ...]:
     parts = text.split(":")
     if len(parts) == 1:
         return tuple(map(float, text.split(",")))
+    if len(parts) < 3:
+        raise ValueError(text)
     low, high, count = float(parts[0]), float(parts[1]), int(parts[2])
     if not 1 <= count <= 10**6 or len(parts) > 4 or parts[3:] not in ([], ["log"]):
         raise ValueError(text)

@@ -73,7 +73,9 @@ class Evaluator:
             elements are numbered from 0.
         """
         count = len(inputs[0]) if inputs else 1
-        step = SLICE if self.contract.batch.ndim else 1
+        # A kernel goes through its elements block by block itself.
+        slice_size = count if isinstance(self._model, Kernel) else SLICE
+        step = max(slice_size, 1) if self.contract.batch.ndim else 1
         parts, all_statuses, total = [], [], Summary()
         for start in range(0, count, step):
             outputs, statuses = self._evaluate_slice([value[start : start + step] for value in inputs])
@@ -136,14 +138,15 @@ class Evaluator:
         spec, count = self.contract.methods[self._method], len(statuses)
         bounds = self.contract.envelope.values
         values = {n: torch.from_numpy(v[start : start + count]) for n, v in zip(spec.inputs, inputs, strict=True)}
-        codes, counts = torch.unique(statuses, return_counts=True)
-        failures = (statuses != 0).nonzero().flatten() + start if len(codes) > 1 or int(codes[0]) else statuses[:0]
+        failures = statuses.nonzero().flatten()
+        codes, counts = torch.unique(statuses[failures], return_counts=True)
+        by_code = {0: count - len(failures), **dict(zip(codes.tolist(), counts.tolist(), strict=True))}
         return Summary(
             count,
-            dict(zip(codes.tolist(), counts.tolist(), strict=True)),
+            {code: number for code, number in by_code.items() if number},
             {name: measure_extent(value, bounds.get(name)) for name, value in values.items()},
             {name: measure_extent(value) for name, value in zip(spec.output_names, outputs, strict=True)},
-            tuple(failures[:FAILURES].tolist()),
+            tuple((failures[:FAILURES] + start).tolist()),
         )
 
 

@@ -20,6 +20,8 @@ EXPECTED = "threads, processes, threads:N, processes:N, slurm:N, mpi, or the add
 _LOCAL = re.compile(r"(threads|processes|slurm)(?::([0-9]{1,6}))?")
 _ADDRESS = re.compile(r"(tcp|tls|ucx|ws|wss|inproc)://.+")
 MakePool = Callable[[], Executor]
+# While one reads or writes, another computes.
+THREADS_PER_CORE = 2
 
 
 def check_scheduler(scheduler: str) -> None:
@@ -41,7 +43,7 @@ def open_pools(scheduler: str, jobs: int, prepare: Callable[[], Any] | None = No
 
     Args:
         scheduler: A text as ``EXPECTED`` lists them.
-        jobs: The number of workers, unless the scheduler says it.
+        jobs: The number of cores, for so many workers unless the scheduler says it.
         prepare: What each process of this machine does first, a function of a module.
 
     Raises:
@@ -51,7 +53,7 @@ def open_pools(scheduler: str, jobs: int, prepare: Callable[[], Any] | None = No
     check_scheduler(scheduler)
     kind, _, count = scheduler.partition(":")
     if kind == THREADS:
-        yield lambda: ThreadPoolExecutor(int(count or jobs), initializer=use_one_thread)
+        yield lambda: ThreadPoolExecutor(int(count or jobs * THREADS_PER_CORE), initializer=use_one_thread)
     elif kind == PROCESSES:
         yield make_pool_factory(int(count or jobs), prepare)
     elif kind == MPI:

@@ -1,0 +1,153 @@
+"""Names, shapes and dtypes of a data set are held against the contract before anything runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy
+import pytest
+import xarray
+from data_sets import RETURN_MAP, make_dataset, make_steps
+
+import torchferry
+from exporter.common.errors import UsageError
+from runtime_checks.evaluation.binding import Binding, bind
+from runtime_checks.evaluation.xarray_data import XarrayData
+
+
+def bind_to(dataset: xarray.Dataset, method: str = "forward", **options: Any) -> Binding:
+    contract = torchferry.load(RETURN_MAP).contract
+    arguments = {"names": {}, "studies": {}, **options}
+    return bind(contract, method, XarrayData(dataset, "the data"), **arguments)
+
+
+@pytest.fixture
+def dataset() -> xarray.Dataset:
+    return make_dataset(make_steps(4))
+
+
+def test_dimensions_of_elements(dataset):
+    dataset["ep~1"] = ("t", numpy.zeros(3))
+    binding = bind_to(dataset)
+    assert binding.sizes == {"point": 4, "t": 3}
+    assert [bound.batch_dims for bound in binding.inputs] == [("point",)] * 3 + [("t",)]
+    assert [(o.name, o.dims, o.shape) for o in binding.outputs] == [("stress", ("stress_0",), (6,)), ("ep", (), ())]
+    assert [variable.name for variable in binding.kept] == ["point"]
+
+
+def test_names_of_blocks_are_names_of_variables(dataset):
+    names = {output.name: output.method_name for output in bind_to(dataset, "jacobian").outputs}
+    assert names["d_stress___d_strain"] == "d stress / d strain"
+
+
+def test_another_name_and_that_of_c(dataset):
+    renamed = dataset.rename({"strain": "eps", "strain~1": "strain_old1"})
+    binding = bind_to(renamed, names={"strain": "eps"})
+    variables = [bound.variable.name for bound in binding.inputs if bound.variable]
+    assert variables == ["eps", "strain_old1", "stress~1", "ep~1"]
+
+
+def test_what_is_varied_comes_first(dataset):
+    studies = {"residual.bulk": numpy.array([1.0, 2.0]), "ep~1": numpy.array([0.0, 0.1, 0.2])}
+    binding = bind_to(dataset, studies=studies)
+    assert binding.sizes == {"residual.bulk": 2, "ep~1": 3, "point": 4}
+    assert list(binding.parameters) == ["residual.bulk"]
+
+
+def drop(d):
+    return d.drop_vars("strain"), {}
+
+
+def transpose(d):
+    return d.assign(strain=d.strain.transpose()), {}
+
+
+def shorten(d):
+    return d.assign(strain=(("point", "five"), numpy.zeros((4, 5)))), {}
+
+
+def make_single(d):
+    return d.assign(strain=d.strain.astype("complex128")), {}
+
+
+def make_text(d):
+    return d.assign({"ep~1": ("point", numpy.array(list("abcd")))}), {}
+
+
+def make_empty(d):
+    return d.isel(point=slice(0, 0)), {}
+
+
+def use_twice(d):
+    return d.assign({"ep~1": ("strain_c0", numpy.zeros(6))}), {}
+
+
+def name_unknown(d):
+    return d, {"names": {"strains": "strain"}}
+
+
+def name_absent(d):
+    return d, {"names": {"strain": "absent"}}
+
+
+def vary_unknown(d):
+    return d, {"studies": {"bulk": numpy.ones(2)}}
+
+
+def vary_tensor(d):
+    return d, {"studies": {"strain": numpy.ones(2)}}
+
+
+def vary_dimension(d):
+    return d.drop_vars(["ep~1", "point"]).rename({"point": "ep~1"}), {"studies": {"ep~1": numpy.ones(2)}}
+
+
+def keep_absent(d):
+    return d, {"keep": ["absent"]}
+
+
+def keep_own(d):
+    return d, {"keep": ["strain"]}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (drop, "no variable for input 'strain'"),
+        (transpose, "wrong shape for input 'strain'"),
+        (shorten, "wrong shape for input 'strain'"),
+        (make_single, "wrong dtype for input 'strain'"),
+        (make_text, "wrong dtype for input 'ep~1'"),
+        (make_empty, "has no elements"),
+        (use_twice, "'strain_c0' is one of elements and one of a variable's own"),
+        (name_unknown, "no input 'strains'"),
+        (name_absent, "no variable for input 'strain'"),
+        (vary_unknown, "no input or parameter 'bulk'"),
+        (vary_tensor, "'strain' is not one number"),
+        (vary_dimension, "has the name of what is varied"),
+        (keep_absent, "no variable 'absent'"),
+        (keep_own, "'strain' cannot be kept"),
+    ],
+)
+def test_what_does_not_fit(dataset, change, message):
+    changed, options = change(dataset)
+    with pytest.raises(UsageError) as caught:
+        bind_to(changed, **options)
+    assert message in str(caught.value)
+    assert {"got", "expected"} & caught.value.details.keys()
+
+
+def test_a_method_that_is_not_there(dataset):
+    with pytest.raises(UsageError, match="no method 'forwards'"):
+        bind_to(dataset, "forwards")
+
+
+def test_numbers_that_the_dtype_holds(dataset):
+    assert bind_to(dataset.assign({"ep~1": dataset["ep~1"].astype("int32")}))
+    assert bind_to(dataset.astype("float32"))
+
+
+def test_no_data_set():
+    contract = torchferry.load(RETURN_MAP).contract
+    with pytest.raises(UsageError, match="'strain' has no values"):
+        bind(contract, "forward", None, {}, {"ep~1": numpy.zeros(2)})
