@@ -5,6 +5,7 @@ It is forked from the command's, has its streams, prints its results and errors,
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import os
 import signal
@@ -48,21 +49,10 @@ def run_confined(work: Callable[[], Any], confinement: Confinement) -> None:
     Raises ``AlreadyReportedError`` with another exit code, ``ArchiveError`` if the process was ended by a signal."""
     seconds, memory = confinement.time_limit, confinement.memory_limit * 2**30
     check_limits(seconds, memory)
-    outputs = [str(_find_folder(path)) for path in confinement.outputs if path is not None]
-    temporary_files = ""
-    if confinement.programs is None:
-        # Where there is no cache, what needs one says so.
-        with contextlib.suppress(TorchferryError):
-            # Among its temporary files torch keeps what it compiles for all models.
-            temporary_files = str(make_private_folder("temporary"))
-            outputs.append(str(cache_folder()))
+    outputs, temporary_files = _list_folders(confinement)
 
     def work_in_confinement(folder: str) -> int:
-        report = confine(folder, confinement.has_devices, confinement.programs, outputs)
-        set_limits(memory, seconds, confinement.has_devices)
-        tempfile.tempdir = temporary_files or folder
-        for text in report["missing"]:
-            err.print(f"confinement: not in force: {text}", soft_wrap=True)
+        _confine_this_process(confinement, folder, outputs, temporary_files)
         try:
             with end_soon_when_interrupted():
                 work()
@@ -84,6 +74,35 @@ def run_confined(work: Callable[[], Any], confinement: Confinement) -> None:
         raise make_early_end_error(confinement.path, code, "", seconds, memory)
     if code:
         raise AlreadyReportedError(code)
+
+
+def make_preparation(confinement: Confinement, folder: Path) -> Callable[[], None]:
+    """Make what confines a process of a pool from its start: a function that can be sent there.
+
+    ``folder`` is for the temporary files of all of them. Raises ``UsageError`` for limits that are none."""
+    check_limits(confinement.time_limit, confinement.memory_limit * 2**30)
+    return functools.partial(_confine_this_process, confinement, str(folder), *_list_folders(confinement))
+
+
+def _list_folders(confinement: Confinement) -> tuple[list[str], str]:
+    """List the folders that a process may write to, and name that of its temporary files, if it is none of its own."""
+    outputs = [str(_find_folder(path)) for path in confinement.outputs if path is not None]
+    temporary_files = ""
+    if confinement.programs is None:
+        # Where there is no cache, what needs one says so.
+        with contextlib.suppress(TorchferryError):
+            # Among its temporary files torch keeps what it compiles for all models.
+            temporary_files = str(make_private_folder("temporary"))
+            outputs.append(str(cache_folder()))
+    return outputs, temporary_files
+
+
+def _confine_this_process(confinement: Confinement, folder: str, outputs: Sequence[str], temporary_files: str) -> None:
+    report = confine(folder, confinement.has_devices, confinement.programs, outputs)
+    set_limits(confinement.memory_limit * 2**30, confinement.time_limit, confinement.has_devices)
+    tempfile.tempdir = temporary_files or folder
+    for text in report["missing"]:
+        err.print(f"confinement: not in force: {text}", soft_wrap=True)
 
 
 def import_early(name: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -91,11 +91,12 @@ def command(
     """
     with pause_collection():
         from exporter.common.errors import UsageError
+        from exporter.common.temporary_folders import temporary_folder
         from runtime_checks.evaluation.chunk_evaluation import DataRequest
         from runtime_checks.evaluation.evaluation import parse_pairs, parse_study
         from runtime_checks.evaluation.evaluator import FileRequest
         from runtime_checks.evaluation.schedulers import check_scheduler, is_of_this_process
-        from torchferry.cli.confined_process import Confinement, import_early, run_confined
+        from torchferry.cli.confined_process import Confinement, import_early, make_preparation, run_confined
 
     check_scheduler(scheduler)
     studies = tuple(map(parse_study, vary or []))
@@ -123,16 +124,17 @@ def command(
     confinement = Confinement(path, (output, failures, plot), **limits, programs=None)
     if is_of_this_process(scheduler):
         run_confined(functools.partial(_evaluate, request, scheduler), confinement)
-    else:
-        _evaluate(request, scheduler)
+        return
+    with temporary_folder() as folder:
+        _evaluate(request, scheduler, make_preparation(confinement, folder))
 
 
-def _evaluate(request: _Request, scheduler: str) -> None:
+def _evaluate(request: _Request, scheduler: str, prepare: Callable[[], None] | None = None) -> None:
     from runtime_checks.evaluation.evaluation import Evaluation
     from runtime_checks.evaluation.schedulers import open_pools
     from torchferry.options import choose_jobs
 
-    with open_pools(scheduler, choose_jobs(None)) as make_pool:
+    with open_pools(scheduler, choose_jobs(None), prepare) as make_pool:
         if make_pool is None:
             # Another process of MPI tells what was done.
             return

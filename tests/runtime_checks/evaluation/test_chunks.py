@@ -16,7 +16,7 @@ SIZES = st.lists(st.integers(1, 9), max_size=3)
 def list_places(grid: Grid) -> list[tuple[int, ...]]:
     chunks = map(grid.chunk, range(len(grid)))
     ranges = ([range(a, b) for a, b in zip(c.start, c.stop, strict=True)] for c in chunks)
-    return [place for one in ranges for place in itertools.product(*one)]
+    return [place for sides in ranges for place in itertools.product(*sides)]
 
 
 @given(st.data(), SIZES)

@@ -101,7 +101,9 @@ def test_columns_of_several_types_are_named(tmp_path):
 
 
 def test_no_index_and_no_time_is_made(tmp_path):
-    dataset = xarray.Dataset({"a": ("t", numpy.arange(3.0))}, {"t": ("t", numpy.arange(3), {"units": "days since 2000"})})
+    dataset = xarray.Dataset(
+        {"a": ("t", numpy.arange(3.0))}, {"t": ("t", numpy.arange(3), {"units": "days since 2000"})}
+    )
     data = open_data_set(write_dataset(tmp_path / "d.nc", dataset))
     variable = data.find_variable("t", ())
     assert variable is not None
