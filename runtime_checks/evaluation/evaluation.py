@@ -149,7 +149,9 @@ class Evaluation:
     def _run(self, make_pool: MakePool, failures: Path | None, watch: Callable[[Progress], Any]) -> Evaluated:
         log = self._open_log()
         known = {record.index: record for record in self._read_records(log)}
-        if not known:
+        if known:
+            self._opened.store.resume()
+        else:
             self._opened.store.create()
         records: dict[int, ChunkRecord] = {}
         kept = 0

@@ -21,6 +21,8 @@ from runtime_checks.evaluation.data_set import NETCDF, PARQUET, SUFFIXES, ZARR, 
 if TYPE_CHECKING:
     import numpy
 
+# Names of files that Zarr gives another name when they are whole.
+PARTIAL = "*.partial"
 Arrays = Mapping[str, "numpy.ndarray"]
 
 
@@ -48,6 +50,8 @@ class ResultStore(Protocol):
     """Results that chunks are written to, in a ``folder``, until they go to the ``output``."""
 
     def create(self) -> None: ...
+
+    def resume(self) -> None: ...
 
     def write(self, chunk: Chunk, arrays: Arrays) -> None: ...
 
@@ -99,6 +103,11 @@ class ZarrResults:
                 dimension_names=variable.dims,
                 attributes=dict(variable.attributes),
             )
+
+    def resume(self) -> None:
+        """Remove what Zarr was writing when its process was killed."""
+        for path in self._folder.rglob(PARTIAL):
+            path.unlink(missing_ok=True)
 
     def write(self, chunk: Chunk, arrays: Arrays) -> None:
         """Write the variables of a chunk, ``arrays`` of its shape."""
@@ -172,6 +181,9 @@ class ParquetResults:
     def create(self) -> None:
         """Make the folder of the chunks' files."""
         self._folder.mkdir(exist_ok=True)
+
+    def resume(self) -> None:
+        """Do nothing: whoever writes a file next removes what a killed process has left."""
 
     def write(self, chunk: Chunk, arrays: Arrays) -> None:
         """Write the variables of a chunk."""

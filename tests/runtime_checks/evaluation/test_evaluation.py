@@ -274,6 +274,16 @@ def interrupt(data: Path, output: Path, after: int, monkeypatch: pytest.MonkeyPa
     return output.with_name(output.name + ".unfinished")
 
 
+def test_what_a_killed_process_was_writing_is_removed(tmp_path, data, monkeypatch):
+    whole, output = tmp_path / "whole.zarr", tmp_path / "out.zarr"
+    evaluate(data, whole)
+    folder = interrupt(data, output, 2, monkeypatch)
+    chunks = folder / "store" / "ep" / "c"
+    (chunks / "3.599f0e4ddb3f4f939f7c975850396c90.partial").write_bytes(b"half")
+    evaluate(data, output)
+    assert have_same_bytes(whole, output)
+
+
 def test_a_full_disk_loses_nothing(tmp_path, data, monkeypatch):
     whole, output = tmp_path / "whole.zarr", tmp_path / "out.zarr"
     evaluate(data, whole)
