@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from exporter.common.errors import RunError, UsageError
-from runtime_checks.evaluation.binding import Binding, bind
-from runtime_checks.evaluation.chunk_evaluation import STATUS, DataRequest, make_dense
+from runtime_checks.evaluation.binding import STATUS, Binding, bind
+from runtime_checks.evaluation.chunk_evaluation import DataRequest, make_dense
 from runtime_checks.evaluation.chunks import plan_grid
 from runtime_checks.evaluation.data_set import import_data_package
 from runtime_checks.evaluation.evaluation import Evaluated, Evaluation, Progress

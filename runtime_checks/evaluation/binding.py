@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from exporter.archive.contract import Contract
-from exporter.archive.tensor_spec import TensorSpec
+from exporter.archive.tensor_spec import TensorSpec, fits_shape
 from exporter.common.c_text import to_c_identifiers
 from exporter.common.errors import UsageError, suggest_names
 from runtime_checks.evaluation.data_set import DataSet, Variable
@@ -17,6 +17,8 @@ from runtime_checks.evaluation.data_set import DataSet, Variable
 if TYPE_CHECKING:
     import numpy
 
+# The variable of the results that says of each element whether it has numbers.
+STATUS = "status"
 # Dtypes of contracts that NumPy does not have, as they are stored.
 STORED_DTYPES = {"bfloat16": "float32"}
 
@@ -55,7 +57,7 @@ class Binding:
 
     Attributes:
         inputs: The inputs, in the method's order.
-        parameters: Values of parameters, each along a dimension of its name.
+        parameters: Values of parameters, of their dtypes, each along a dimension of its name.
         sizes: The size of each dimension along which elements lie.
         stored: The sizes of chunks that the inputs are stored in.
         kept: Variables that go to the result as they are: coordinates, and what is asked for.
@@ -107,17 +109,23 @@ def bind(
     if unknown := [name for name in names if name not in input_names]:
         what, where = f"the method has no input {unknown[0]!r}", "--name"
         raise UsageError(what, where=where, expected=suggest_names(unknown[0], input_names))
+    dtypes = {p.name: p.dtype for p in contract.parameters}
     parameters = {name: values for name, values in studies.items() if name not in input_names}
     _check_studies(contract, input_names, parameters)
+    parameters = {name: _cast_study(name, values, dtypes[name]) for name, values in parameters.items()}
     specs = [dataclasses.replace(contract.input_spec(name), name=name) for name in input_names]
-    inputs = tuple(_bind_input(spec, data, names, studies) for spec in specs)
+    open_sizes: dict[str, int] = {}
+    inputs = tuple(_bind_input(spec, data, names, studies, open_sizes) for spec in specs)
     sizes = _merge_sizes(inputs, parameters, data)
     stored: dict[str, int] = {}
     for bound in inputs:
         for dim, size in bound.variable.stored.items() if bound.variable else ():
             stored[dim] = max(stored.get(dim, 1), size)
-    kept = _find_kept(data, inputs, sizes, keep) if data is not None else ()
-    outputs = _name_outputs(contract, method, sizes, [v.name for v in kept], inputs)
+    if STATUS in sizes:
+        what, mend = f"a dimension of elements is called {STATUS!r}, as a variable of the results is", "rename it"
+        raise UsageError(what, where=data.where if data else "", got=STATUS, expected="another name", mend=mend)
+    kept = _find_kept(data, sizes, keep) if data is not None else ()
+    outputs = _name_outputs(contract, method, sizes, [v.name for v in kept], open_sizes)
     return Binding(inputs, parameters, sizes, {d: n for d, n in stored.items() if d in sizes}, kept, outputs)
 
 
@@ -134,8 +142,22 @@ def _check_studies(contract: Contract, inputs: Sequence[str], parameters: Mappin
             raise UsageError(what, where="--vary", got=got, expected=expected, mend=mend)
 
 
+def _cast_study(name: str, values: numpy.ndarray, dtype: str) -> numpy.ndarray:
+    """Return values of a dtype. Raises ``UsageError`` if it does not hold them: two thirds are no integer."""
+    cast = values.astype(STORED_DTYPES.get(dtype, dtype))
+    # What is rounded to a shorter float is stored as it was used.
+    if not dtype.startswith(("float", "bfloat", "complex")) and not (cast == values).all():
+        got, expected = ", ".join(f"{v:g}" for v in values[cast != values][:5]), f"numbers of {dtype}"
+        raise UsageError(f"{name!r} cannot have these values", where="--vary", got=got, expected=expected)
+    return cast
+
+
 def _bind_input(
-    spec: TensorSpec, data: DataSet | None, names: Mapping[str, str], studies: Mapping[str, numpy.ndarray]
+    spec: TensorSpec,
+    data: DataSet | None,
+    names: Mapping[str, str],
+    studies: Mapping[str, numpy.ndarray],
+    open_sizes: dict[str, int],
 ) -> BoundInput:
     if spec.dtype in STORED_DTYPES:
         what, mend = f"input {spec.name!r} is of {spec.dtype}, which data sets do not have", "export it with float32"
@@ -145,16 +167,17 @@ def _bind_input(
             what, mend = f"input {spec.name!r} is not one number", "give its values in the data set"
             got, expected = f"shape {list(spec.shape)}", "shape []"
             raise UsageError(what, where="--vary", got=got, expected=expected, mend=mend)
-        return BoundInput(spec, (spec.name,), values=studies[spec.name].astype(spec.dtype))
+        values = _cast_study(spec.name, studies[spec.name], spec.dtype)
+        return BoundInput(spec, (name_variable(spec.name),), values=values)
     variable = _find_variable(spec, data, names)
     assert data is not None
     own = len(spec.shape)
     shape = variable.shape[len(variable.shape) - own :]
-    fits = len(variable.shape) >= own and all(isinstance(b, str) or a == b for a, b in zip(shape, spec.shape))  # noqa: B905
-    if not fits:
+    if len(variable.shape) < own or not fits_shape(shape, spec.shape, open_sizes):
         what = f"variable {variable.name!r} has the wrong shape for input {spec.name!r}"
         sizes = ", ".join(map(str, spec.shape))
         expected = f"(dimensions of elements, {sizes})" if sizes else "dimensions of elements alone"
+        expected += "".join(f", {name} = {size}" for name, size in open_sizes.items())
         mend = "put the dimensions of its own last: dataset.transpose(..., 'component')"
         raise UsageError(what, where=data.where, got=variable.describe(), expected=expected, mend=mend)
     _check_dtype(spec, variable, data.where)
@@ -176,7 +199,7 @@ def _find_variable(spec: TensorSpec, data: DataSet | None, names: Mapping[str, s
 
 
 def _check_dtype(spec: TensorSpec, variable: Variable, where: str) -> None:
-    """Raise ``UsageError`` for numbers that the input's dtype does not hold exactly."""
+    """Raise ``UsageError`` for numbers that the input's dtype does not hold, as NumPy's safe casts have it."""
     import numpy
 
     try:
@@ -196,7 +219,7 @@ def _merge_sizes(
 ) -> dict[str, int]:
     """Return the dimensions along which elements lie: what is studied first, then those of the data set."""
     sizes = {name: len(values) for name, values in parameters.items()}
-    sizes |= {b.spec.name: len(b.values) for b in inputs if b.values is not None}
+    sizes |= {b.dims[0]: len(b.values) for b in inputs if b.values is not None}
     where = data.where if data is not None else ""
     owners: dict[str, str] = {}
     for bound in inputs:
@@ -219,11 +242,12 @@ def _merge_sizes(
     return sizes
 
 
-def _find_kept(
-    data: DataSet, inputs: Sequence[BoundInput], sizes: Mapping[str, int], keep: Sequence[str]
-) -> tuple[Variable, ...]:
+def _find_kept(data: DataSet, sizes: Mapping[str, int], keep: Sequence[str]) -> tuple[Variable, ...]:
     """Find the coordinates of elements, and the variables that are asked for."""
     kept = {}
+    if doubled := next((name for name in keep if name == STATUS or name_variable(name) != name), None):
+        what, mend = f"variable {doubled!r} cannot be kept by this name", "rename it in the data set"
+        raise UsageError(what, where="--keep", got=doubled, expected="a name of its own, without a slash", mend=mend)
     for name in (*data.list_coordinates(), *keep):
         variable = data.find_variable(name, ())
         if variable is None:
@@ -231,7 +255,8 @@ def _find_kept(
             raise UsageError(what, where=where, expected=suggest_names(name, data.list_names()))
         is_numeric = variable.dtype.startswith(("float", "int", "uint", "bool", "complex"))
         # Of a coordinate that is no number, or lies elsewhere, nothing is said: nobody has asked for it.
-        if is_numeric and set(variable.dims) <= set(sizes):
+        is_varied = name in sizes and name not in variable.dims
+        if is_numeric and set(variable.dims) <= set(sizes) and not is_varied and name != STATUS:
             kept[name] = variable
         elif name in keep:
             what, where = f"variable {name!r} cannot be kept", "--keep"
@@ -240,21 +265,15 @@ def _find_kept(
 
 
 def _name_outputs(
-    contract: Contract, method: str, sizes: Mapping[str, int], kept: Sequence[str], inputs: Sequence[BoundInput]
+    contract: Contract, method: str, sizes: Mapping[str, int], kept: Sequence[str], open_sizes: Mapping[str, int]
 ) -> tuple[Output, ...]:
     """Name the outputs as stores can: a slash would be a folder there. Open sizes are those of the inputs."""
     spec = contract.methods[method]
-    open_sizes = {
-        name: bound.variable.sizes[dim]
-        for bound in inputs
-        for name, dim in zip(bound.spec.shape, bound.dims[len(bound.batch_dims) :])  # noqa: B905
-        if isinstance(name, str) and bound.variable
-    }
     outputs: list[Output] = []
-    taken = {*sizes, *kept}
+    taken = {STATUS, *sizes, *kept}
     for output, plain in zip(spec.outputs, spec.output_names, strict=True):
-        name = plain if "/" not in plain and plain == plain.strip() else to_c_identifiers([plain])[0]
-        while name in taken:
+        name = name_variable(plain)
+        while name in taken or any(other.startswith(f"{name}_") for other in (*sizes, *kept)):
             name += "_out"
         taken.add(name)
         shape = contract.output_spec(output).resolve_shape(open_sizes)
@@ -262,3 +281,8 @@ def _name_outputs(
         dims = tuple(f"{name}_{k}" for k in range(len(shape)))
         outputs.append(Output(name, plain, dims, shape, STORED_DTYPES.get(dtype, dtype)))
     return tuple(outputs)
+
+
+def name_variable(text: str) -> str:
+    """Return the name of a variable in a store, where a slash would be a folder."""
+    return text if "/" not in text and text == text.strip() else to_c_identifiers([text])[0]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from exporter.common.errors import OutputError, RunError, TorchferryError, UsageError, summarize_error
-from runtime_checks.evaluation.binding import Binding, BoundInput, bind
+from runtime_checks.evaluation.binding import STATUS, Binding, BoundInput, bind
 from runtime_checks.evaluation.chunks import Chunk, Grid, plan_grid
 from runtime_checks.evaluation.data_set import DataSet
 from runtime_checks.evaluation.data_sets import open_data_set
@@ -25,8 +25,6 @@ from runtime_checks.evaluation.summaries import Summary, summary_from_dict
 
 if TYPE_CHECKING:
     import numpy
-
-STATUS = "status"
 
 
 @dataclass(frozen=True)
@@ -50,13 +48,16 @@ class DataRequest:
 
 @dataclass(frozen=True)
 class Job:
-    """An evaluation as each process gets it: the file, the data, a ``folder`` for results of a kind of ``suffix``."""
+    """An evaluation as each process gets it: the file, the data, a ``folder`` for results of a kind of ``suffix``.
+
+    ``state`` is a digest of all that the results depend on: processes that live on do not take another one for it."""
 
     file: FileRequest
     data: DataRequest
     folder: Path
     suffix: str
     attributes: tuple[tuple[str, str], ...] = ()
+    state: str = ""
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ class OpenJob:
             raise RunError(what, where=chunk.describe(), got=summarize_error(error)) from error
         variables = {v.name: v for v in self.layout.variables}
         arrays = {
-            output.name: value.reshape(*chunk.shape, *output.shape)
+            output.name: value.reshape((*chunk.shape, *output.shape))
             for output, value in zip(self.binding.outputs, outputs, strict=True)
         }
         arrays[STATUS] = statuses.reshape(chunk.shape)
@@ -124,7 +125,7 @@ class OpenJob:
             value = self.data.read(kept, chunk.select(kept.dims))
             order = [kept.dims.index(dim) for dim in variables[kept.name].dims]
             arrays[kept.name] = numpy.asarray(value.transpose(order), dtype=kept.dtype)
-        for name, values in _list_studies(self.binding).items():
+        for name, values in list_studies(self.binding).items():
             arrays[name] = values[chunk.slices[name]]
         try:
             self.store.write(chunk, arrays)
@@ -148,7 +149,7 @@ class OpenJob:
         own = len(bound.spec.shape)
         if bound.variable is None:
             assert bound.values is not None
-            value = bound.values[chunk.slices[bound.spec.name]]
+            value = bound.values[chunk.slices[bound.dims[0]]]
         else:
             assert self.data is not None
             value = self.data.read(bound.variable, chunk.select(bound.dims))
@@ -196,6 +197,14 @@ def open_job(job: Job) -> OpenJob:
         with _OPENING:
             opened = _LOCAL.opened = OpenJob(job)
     return opened
+
+
+def close_job() -> None:
+    """Close what is open in this thread: files of data may then be written again."""
+    opened: OpenJob | None = getattr(_LOCAL, "opened", None)
+    if opened is not None and opened.data is not None:
+        opened.data.close()
+    _LOCAL.opened = None
 
 
 def use_one_thread() -> None:
@@ -261,12 +270,12 @@ def _lay_out(binding: Binding, grid: Grid, attributes: tuple[tuple[str, str], ..
     """Lay out the results: what says where elements are, the outputs, and the status of each element."""
     sizes = dict(zip(grid.dims, grid.sizes, strict=True))
     variables = []
-    for name, values in _list_studies(binding).items():
+    for name, values in list_studies(binding).items():
         variables.append(StoredVariable(name, (name,), values.shape, str(values.dtype)))
     for kept in binding.kept:
         dims = tuple(dim for dim in grid.dims if dim in kept.dims)
-        units = (("units", kept.units),) if kept.units else ()
-        variables.append(StoredVariable(kept.name, dims, tuple(sizes[d] for d in dims), kept.dtype, units))
+        shape = tuple(sizes[dim] for dim in dims)
+        variables.append(StoredVariable(kept.name, dims, shape, kept.dtype, kept.attributes))
     for output in binding.outputs:
         shape = (*grid.sizes, *output.shape)
         long_name = (("long_name", output.method_name),) if output.method_name != output.name else ()
@@ -276,9 +285,9 @@ def _lay_out(binding: Binding, grid: Grid, attributes: tuple[tuple[str, str], ..
     return Layout(grid, tuple(variables), attributes)
 
 
-def _list_studies(binding: Binding) -> dict[str, numpy.ndarray]:
+def list_studies(binding: Binding) -> dict[str, numpy.ndarray]:
     """Return the values of what is varied, parameters first."""
-    inputs = {bound.spec.name: bound.values for bound in binding.inputs if bound.values is not None}
+    inputs = {bound.dims[0]: bound.values for bound in binding.inputs if bound.values is not None}
     return {**binding.parameters, **inputs}
 
 

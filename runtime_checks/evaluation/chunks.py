@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 # Bytes of inputs and outputs of a chunk, unless the chunks of the data set are larger.
 CHUNK_BYTES = 64 * 2**20
+# A chunk that holds whole stored ones may be so many times as large.
+LARGEST = 8
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,7 @@ def plan_grid(
 
     Returns:
         A grid whose chunks are whole numbers of stored chunks, as many as fit; at least one, unless ``elements`` are
-        fewer.
+        fewer, or it would be ``LARGEST`` times too large.
     """
     wanted = elements or max(1, CHUNK_BYTES // max(element_bytes, 1))
     # A chunk holds whole stored ones, unless fewer elements are asked for.
@@ -126,4 +128,7 @@ def plan_grid(
         steps[dim] = min(max(steps[dim], room // base * base or (room if elements else base)), max(sizes[dim], 1))
         if steps[dim] < sizes[dim]:
             break
+    if not elements and math.prod(steps.values()) > LARGEST * wanted:
+        # Stored chunks that lie across each other, or are too large: some are read more than once.
+        return plan_grid(sizes, stored, element_bytes, single, LARGEST * wanted)
     return Grid(tuple(sizes), tuple(sizes.values()), tuple(steps.values()))

@@ -19,13 +19,14 @@ INSTALL = 'pip install "torchferry[data]"'
 
 @dataclass(frozen=True)
 class Variable:
-    """A variable of a data set: ``dtype`` as NumPy names it, ``stored`` the sizes of its chunks by dimension."""
+    """A variable of a data set: ``dtype`` as NumPy names it, ``attributes`` that are texts, such as units,
+    ``stored`` the sizes of its chunks by dimension."""
 
     name: str
     dims: tuple[str, ...]
     shape: tuple[int, ...]
     dtype: str
-    units: str = ""
+    attributes: tuple[tuple[str, str], ...] = ()
     stored: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -49,6 +50,8 @@ class DataSet(Protocol):
     def list_coordinates(self) -> list[str]: ...
 
     def find_variable(self, name: str, event_shape: Sequence[int | str]) -> Variable | None: ...
+
+    def close(self) -> None: ...
 
     def read(self, variable: Variable, slices: tuple[slice, ...]) -> numpy.ndarray: ...
 

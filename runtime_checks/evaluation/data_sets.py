@@ -33,8 +33,8 @@ def open_data_set(path: Path) -> DataSet:
 
 
 def list_parquet_files(path: Path) -> list[Path]:
-    """List the files of a table, those of a folder by name."""
-    return sorted(file for suffix in PARQUET for file in path.glob(f"*{suffix}")) if path.is_dir() else [path]
+    """List the files of a table, those of a folder and of the folders in it by name."""
+    return sorted(file for suffix in PARQUET for file in path.rglob(f"*{suffix}")) if path.is_dir() else [path]
 
 
 def digest_data(path: Path) -> str:

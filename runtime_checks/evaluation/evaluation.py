@@ -22,7 +22,7 @@ from filelock import FileLock, Timeout
 
 from exporter import __version__
 from exporter.common import task_pools
-from exporter.common.atomic_files import atomic_write_path
+from exporter.common.atomic_files import atomic_write_path, check_output_path
 from exporter.common.errors import OutputError, RunError, UsageError
 from exporter.common.result_log import ResultLog, digest_files, read_digest
 from runtime_checks.evaluation.chunk_evaluation import (
@@ -30,7 +30,9 @@ from runtime_checks.evaluation.chunk_evaluation import (
     DataRequest,
     Job,
     OpenJob,
+    close_job,
     evaluate_chunk,
+    list_studies,
     make_results_error,
     open_job,
     read_elements,
@@ -80,6 +82,7 @@ class Evaluation:
         chunks: The number of chunks.
         elements: The number of elements.
         finished: The number of chunks that are written.
+        shapes: The own shapes of outputs and of what is varied, by name.
     """
 
     def __init__(self, file: FileRequest, data: DataRequest, output: Path) -> None:
@@ -96,21 +99,23 @@ class Evaluation:
         data = dataclasses.replace(data, path=data.path.absolute()) if data.path is not None else data
         output = self.output = output.absolute()
         self._folder = output.with_name(output.name + UNFINISHED)
-        if output.exists() or output.is_symlink():
-            what, mend = "the output is there already", "remove it, or name another one with -o"
-            raise OutputError(what, where=str(output), expected="the name of a new file or folder", mend=mend)
-        self._job = Job(file, data, self._folder / STORE, output.suffix)
-        opened = open_job(self._job)
+        self._check_output()
+        job = Job(file, data, self._folder / STORE, output.suffix)
+        opened = open_job(job)
         contract = opened.evaluator.contract
         # What is said of the results does not depend on who evaluates them.
         attributes = (
             ("title", contract.name),
             ("source", f"torchferry {__version__}: {file.method} of {file.path.name}, graphs {contract.graph}"),
         )
-        self._job = Job(file, data, self._folder / STORE, output.suffix, attributes)
+        state = _digest(job, opened)
+        close_job()
+        self._job = dataclasses.replace(job, attributes=attributes, state=state)
         self._opened: OpenJob = open_job(self._job)
         self.chunks, self.elements = len(self._opened.grid), self._opened.grid.elements
         self.finished = 0
+        self.shapes = {output.name: output.shape for output in self._opened.binding.outputs}
+        self.shapes |= dict.fromkeys(list_studies(self._opened.binding), ())
 
     def run(
         self,
@@ -134,24 +139,43 @@ class Evaluation:
             OutputError: Results cannot be written; finished chunks are kept.
             RunError: The file fails on a chunk, or the worker of a chunk has died again and again.
         """
+        if failures is not None:
+            self._check_failures(failures)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             with FileLock(self._folder / LOCK, timeout=0):
                 result = self._run(make_pool, failures, watch)
-            shutil.rmtree(self._folder, ignore_errors=True)
+                shutil.rmtree(self._folder, ignore_errors=True)
         except Timeout:
             what, mend = "another process is at this evaluation", "wait for it, or name another output"
             raise UsageError(what, where=str(self._folder), expected="one process", mend=mend) from None
         except OSError as error:
             raise make_results_error(self._folder, error) from None
+        finally:
+            close_job()
         return result
+
+    def _check_output(self) -> None:
+        """Raise ``OutputError`` if the output is there."""
+        if self.output.exists() or self.output.is_symlink():
+            what, mend = "the output is there already", "remove it, or name another one with -o"
+            raise OutputError(what, where=str(self.output), expected="the name of a new file or folder", mend=mend)
+
+    def _check_failures(self, path: Path) -> None:
+        """Raise ``OutputError`` if failures cannot go to a path, or would replace what is read."""
+        check_output_path(path)
+        inputs = (self._job.file.path, self._job.data.path, self.output)
+        if any(other is not None and path.resolve() == other.resolve() for other in inputs):
+            what, mend = "the failures would replace a file of this evaluation", "name another file"
+            raise OutputError(what, where=f"--failures {path}", expected="a file of its own", mend=mend)
 
     def _run(self, make_pool: MakePool, failures: Path | None, watch: Callable[[Progress], Any]) -> Evaluated:
         log = self._open_log()
         known = {record.index: record for record in self._read_records(log)}
-        if known:
+        if known and self._job.folder.exists():
             self._opened.store.resume()
         else:
+            known = {}
             self._opened.store.create()
         records: dict[int, ChunkRecord] = {}
         kept = 0
@@ -165,11 +189,12 @@ class Evaluation:
         total = Summary()
         for index in range(self.chunks):
             total += records[index].summary
+        if failures is not None and total.failures:
+            self._write_failures(failures, total)
+        self._check_output()
         self._opened.store.finish(
             self.output, lambda index: watch(Progress(index + 1, self.chunks, kept, f"write {self.output.name}"))
         )
-        if failures is not None and total.failures:
-            self._write_failures(failures, total)
         return Evaluated(self.output, self.chunks - kept, kept, total)
 
     def _evaluate_all(self, make_pool: MakePool, known: dict[int, ChunkRecord]) -> Iterator[tuple[ChunkRecord, bool]]:
@@ -186,7 +211,7 @@ class Evaluation:
 
     def _open_log(self) -> ResultLog:
         """Open the log of this evaluation. Raises ``UsageError`` if what is there is of another one."""
-        digest, path = self._digest(), self._folder / LOG
+        digest, path = self._job.state, self._folder / LOG
         before = read_digest(path)
         if before not in ("", digest):
             what = "there are unfinished results of another evaluation: the file, the data, an option or torch differs"
@@ -203,14 +228,6 @@ class Evaluation:
             if 0 <= record.index < self.chunks:
                 yield record
 
-    def _digest(self) -> str:
-        """Return a digest of what the results depend on."""
-        job = self._job
-        where = digest_data(job.data.path) if job.data.path is not None else ""
-        texts = [__version__, torch.__version__, repr(job.data), repr(self._opened.grid), job.suffix, where]
-        texts += [job.file.method, job.file.engine]
-        return hashlib.sha256(f"{texts} {digest_files([], [job.file.path])}".encode()).hexdigest()
-
     def _write_failures(self, path: Path, summary: Summary) -> None:
         """Write the inputs of elements that failed."""
         numbers = sorted(summary.failures)
@@ -220,6 +237,14 @@ class Evaluation:
         tensors |= {ELEMENTS: torch.tensor(numbers), STEP: torch.tensor(0)}
         with atomic_write_path(path) as temporary_path:
             torch.save(tuple(tensors.items()), temporary_path)
+
+
+def _digest(job: Job, opened: OpenJob) -> str:
+    """Return a digest of what the results depend on."""
+    where = digest_data(job.data.path) if job.data.path is not None else ""
+    texts = [__version__, torch.__version__, repr(job.data), repr(opened.grid), job.suffix, where]
+    texts += [job.file.method, job.file.engine]
+    return hashlib.sha256(f"{texts} {digest_files([], [job.file.path])}".encode()).hexdigest()
 
 
 def evaluate_task(task: tuple[int, ChunkRecord | None], job: Job) -> tuple[ChunkRecord, bool]:

@@ -117,14 +117,14 @@ class Evaluator:
             own = torch.from_numpy(self._model.status).reshape(-1)[:count].long()
             return torch.where(own != 0, own, statuses)
         solvers = self.contract.solvers
-        if INFO not in self.contract.methods or not solvers or not self.contract.batch.ndim:
+        info = self.contract.methods.get(INFO)
+        if info is None or not solvers or not self.contract.batch.ndim or not set(info.inputs) <= arrays.keys():
             return statuses
         # Where an element that has failed shows it by NaN, only those are solved again to hear why.
         asked = are_nan if all(s.on_failure == "nan" for s in solvers) else torch.ones_like(are_nan)
         if bool(asked.any()):
-            names = self.contract.methods[INFO].inputs
-            info = self._call(INFO, {name: arrays[name][asked.numpy()] for name in names})["status"]
-            own = info.reshape(len(info), -1).amax(1).long()
+            reported = self._call(INFO, {name: arrays[name][asked.numpy()] for name in info.inputs})["status"]
+            own = reported.reshape(len(reported), -1).amax(1).long()
             statuses[asked] = torch.where(own != 0, own, statuses[asked])
         return statuses
 

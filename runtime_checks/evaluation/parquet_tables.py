@@ -5,6 +5,7 @@ The six numbers of ``stress`` are a column ``stress`` of lists, or the columns `
 from __future__ import annotations
 
 import bisect
+import importlib
 import itertools
 import math
 from collections.abc import Sequence
@@ -42,6 +43,7 @@ class ParquetData:
         counts = [f.metadata.row_group(i).num_rows for f, i in self._groups]
         self._starts = [0, *itertools.accumulate(counts)]
         self._largest = max(counts, default=1)
+        self._last: dict[str, tuple[int, Any]] = {}
 
     def list_names(self) -> list[str]:
         """List the names of all columns."""
@@ -58,16 +60,18 @@ class ParquetData:
             return None
         shape = tuple(size for size in event_shape if isinstance(size, int))
         field = self._schema.field(columns[0])
+        if columns == [name] and _is_list(field.type):
+            shape = _find_list_shape(field.type, shape)
         dtypes = dict.fromkeys(_name_dtype(_value_type(self._schema.field(column).type)) for column in columns)
         if columns == [name] and not _is_list(field.type):
             shape = ()
-        metadata = field.metadata or {}
+        metadata = {k.decode(errors="replace"): v.decode(errors="replace") for k, v in (field.metadata or {}).items()}
         return Variable(
             name,
             (ROW, *(f"{name}_{k}" for k in range(len(shape)))),
             (self._starts[-1], *shape),
             " and ".join(dtypes),
-            metadata.get(b"units", b"").decode(errors="replace"),
+            tuple((key, text) for key, text in metadata.items() if not key.startswith("PARQUET:")),
             {ROW: self._largest},
         )
 
@@ -84,8 +88,7 @@ class ParquetData:
                 low = self._starts[number]
                 if low >= stop:
                     break
-                file, group = self._groups[number]
-                table = file.read_row_group(group, columns=columns)
+                table = self._read_group(number, variable.name, columns)
                 rows = slice(max(start - low, 0), min(stop, self._starts[number + 1]) - low)
                 place = slice(low + rows.start - start, low + rows.stop - start)
                 if place.stop > place.start:
@@ -93,6 +96,21 @@ class ParquetData:
         except Exception as error:
             raise make_read_error(self.where, variable.name, error) from None
         return values.reshape(-1, *variable.shape[1:])[(slice(None), *slices[1:])]
+
+    def close(self) -> None:
+        """Close the files."""
+        self._last.clear()
+        for file in self._files:
+            file.close()
+
+    def _read_group(self, number: int, name: str, columns: Sequence[str]) -> Any:
+        """Read a row group of a variable. The last one is kept: small chunks take several parts of it."""
+        known, table = self._last.get(name, (-1, None))
+        if known != number:
+            file, group = self._groups[number]
+            table = file.read_row_group(group, columns=columns)
+            self._last[name] = (number, table)
+        return table
 
     def _list_columns(self, name: str, event_shape: Sequence[int | str]) -> list[str]:
         if name in self._schema.names:
@@ -110,17 +128,41 @@ def _copy_columns(table: Any, columns: Sequence[str], target: numpy.ndarray) -> 
     for k, name in enumerate(columns):
         column = table.column(name).combine_chunks()
         if _is_list(column.type):
-            # A list that is missing, or of another length, leaves too few numbers.
-            while _is_list(column.type):
-                column = column.flatten()
-            flat = column.to_numpy(zero_copy_only=False)
-            if flat.size != target.size:
-                raise ValueError(f"lists of {target.shape[1]} numbers are expected in every row")
-            target[:] = flat.reshape(target.shape)
-            continue
+            column = _flatten_lists(column, len(target))
         if column.null_count and not numpy.issubdtype(target.dtype, numpy.floating):
             raise ValueError(f"column {name!r} has {column.null_count} empty cells")
-        target[:, k] = column.to_numpy(zero_copy_only=False)
+        flat = column.to_numpy(zero_copy_only=False)
+        if flat.size != target.size // len(columns):
+            raise ValueError(f"lists of {target.shape[1]} numbers are expected in every row, column {name!r}")
+        if len(columns) == 1:
+            target[:] = flat.reshape(target.shape)
+        else:
+            target[:, k] = flat
+
+
+def _flatten_lists(column: Any, rows: int) -> Any:
+    """Return the numbers of lists of one length. Raises ``ValueError`` if one is missing, or of another length."""
+    compute: Any = importlib.import_module("pyarrow.compute")
+    while _is_list(column.type):
+        lengths = set(compute.list_value_length(column).to_pylist()) if len(column) else set()
+        if column.null_count or len(lengths) > 1:
+            what = ", ".join(sorted(map(str, lengths)))
+            raise ValueError(f"lists of one length are expected in {rows} rows, not of {what}")
+        column = column.flatten()
+    return column
+
+
+def _find_list_shape(kind: Any, wanted: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape that lists of a type have, as far as the type says it, else as it is wanted."""
+    import pyarrow
+
+    shape = []
+    while _is_list(kind):
+        place = len(shape)
+        open_size = wanted[place] if place < len(wanted) else -1
+        shape.append(kind.list_size if pyarrow.types.is_fixed_size_list(kind) else open_size)
+        kind = kind.value_type
+    return tuple(shape)
 
 
 def _is_list(kind: Any) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, ThreadPoolExecutor
 from typing import Any
 
 from exporter.common.errors import MissingRuntimeError, UsageError, summarize_error
@@ -68,20 +68,36 @@ def open_pools(scheduler: str, jobs: int, prepare: Callable[[], Any] | None = No
             import_data_package("mpi4py.MPI", "--scheduler", mend).Finalize()
     else:
         with _connect(scheduler, int(count or jobs) if kind == SLURM else 0) as client:
-            yield lambda: _Borrowed(client.get_executor())
+            distributed = import_data_package("distributed", "--scheduler")
+            deaths = (distributed.KilledWorker, distributed.comm.CommClosedError)
+            yield lambda: _Borrowed(client.get_executor(), deaths)
 
 
 class _Borrowed(Executor):
-    """An executor that is not shut down by those who use it: what they have not waited for is cancelled."""
+    """An executor that is not shut down by those who use it: what they have not waited for is cancelled.
 
-    def __init__(self, executor: Any) -> None:
-        self._executor = executor
+    ``deaths`` are the errors by which it says that a worker has died."""
+
+    def __init__(self, executor: Any, deaths: tuple[type[Exception], ...] = ()) -> None:
+        self._executor, self._deaths = executor, deaths
         self._futures: list[Any] = []
 
     def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Let the executor run a function."""
-        self._futures.append(self._executor.submit(fn, *args, **kwargs))
-        return self._futures[-1]
+        future: Any = self._executor.submit(fn, *args, **kwargs)
+        self._futures.append(future)
+        if not self._deaths:
+            return future
+        result: Future[Any] = Future()
+        future.add_done_callback(lambda done: self._pass_on(done, result))
+        return result
+
+    def _pass_on(self, done: Any, result: Future[Any]) -> None:
+        error = CancelledError() if done.cancelled() else done.exception()
+        if error is None:
+            result.set_result(done.result())
+        else:
+            result.set_exception(BrokenExecutor(str(error)) if isinstance(error, self._deaths) else error)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Cancel what has not begun."""

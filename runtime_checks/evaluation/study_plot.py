@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
 
 from exporter.common.errors import UsageError
-from runtime_checks.evaluation.chunk_evaluation import STATUS
+from runtime_checks.component_names import find_component
+from runtime_checks.evaluation.binding import STATUS
+from runtime_checks.evaluation.data_set import PARQUET
 from runtime_checks.evaluation.data_sets import open_data_set
 from runtime_checks.history_plot import draw, parse_curves
 
 # More numbers are not drawn: nobody sees them.
 NUMBERS = 10_000_000
 PANELS = 6
+
+
+def check_curves(curves: Sequence[str], shapes: Mapping[str, Sequence[int]], suffix: str) -> None:
+    """Raise ``UsageError`` for curves of what an evaluation does not give, and for results that have no dimensions.
+
+    Args:
+        curves: Texts such as ``stress[0]:E``.
+        shapes: The own shapes of outputs and of what is varied.
+        suffix: That of the results.
+    """
+    if suffix in PARQUET:
+        what, mend = "a table is not drawn over what is varied", "write to .zarr or .nc"
+        raise UsageError(what, where="--plot", got=suffix, expected="results with dimensions", mend=mend)
+    for text in curves:
+        for part in filter(None, text.split(":")):
+            find_component(part.strip(), shapes, f"--curve {text}")
 
 
 def draw_study(results: Path, studied: Sequence[str], curves: Sequence[str], picture: Path) -> None:

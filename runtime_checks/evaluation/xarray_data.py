@@ -21,12 +21,13 @@ class XarrayData:
 
     def list_names(self) -> list[str]:
         """List the names of all variables."""
-        return [str(name) for name in self._dataset.variables]
+        # A store of Zarr lists its arrays in another order each time.
+        return sorted(str(name) for name in self._dataset.variables)
 
     def list_coordinates(self) -> list[str]:
         """List the variables that say where elements are."""
         names = {*self._dataset.coords, *self._dataset.sizes}
-        return [str(name) for name in self._dataset.variables if name in names]
+        return sorted(str(name) for name in self._dataset.variables if name in names)
 
     def find_variable(self, name: str, event_shape: Sequence[int | str] = ()) -> Variable | None:
         """Return a variable by name, if there is one."""
@@ -37,9 +38,15 @@ class XarrayData:
         chunks = source.encoding.get("chunks") or source.encoding.get("chunksizes") or ()
         if source.chunks:
             chunks = [max(sizes) for sizes in source.chunks]
-        stored = dict(zip(map(str, source.dims), map(int, chunks), strict=True)) if chunks else {}
-        units = str(source.attrs.get("units", ""))
-        return Variable(name, tuple(map(str, source.dims)), tuple(source.shape), source.dtype.name, units, stored)
+        # What was selected from a dataset still says how the whole was stored.
+        fits = len(chunks) == len(source.dims)
+        stored = dict(zip(map(str, source.dims), map(int, chunks), strict=True)) if fits else {}
+        attributes = tuple((str(key), text) for key, text in source.attrs.items() if isinstance(text, str))
+        return Variable(name, tuple(map(str, source.dims)), tuple(source.shape), source.dtype.name, attributes, stored)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._dataset.close()
 
     def read(self, variable: Variable, slices: tuple[slice, ...]) -> numpy.ndarray:
         """Read a slice of a variable. Raises ``UsageError`` if it cannot be read."""

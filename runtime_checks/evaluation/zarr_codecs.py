@@ -82,6 +82,9 @@ def _list_metadata(folder: Path, depth: int) -> Iterator[Path]:
         if (folder / name).exists():
             yield folder / name
     if (folder / ".zarray").exists() or _is_array(folder / "zarr.json"):
+        if (folder / ".zgroup").exists() or ((folder / ".zarray").exists() and (folder / "zarr.json").exists()):
+            what, mend = "a folder of the data set is a group and an array at once", "write the data set anew"
+            raise UsageError(what, where=str(folder), expected="metadata of one version", mend=mend)
         return
     if depth == DEPTH:
         what, expected = "the data set has too many levels of groups", f"{DEPTH}"
@@ -111,7 +114,9 @@ def _list_codecs(value: Any) -> Iterator[str]:
             continue
         for codec in (item if isinstance(item, list) else [item]) if key in _PLACES else []:
             if isinstance(codec, dict):
-                yield str(codec.get("id", codec.get("name"))).lower().removeprefix("numcodecs.")
+                # The versions have different keys: whichever a reader takes has to be known.
+                names = [codec[key] for key in ("id", "name") if key in codec] or [None]
+                yield from (str(name).lower().removeprefix("numcodecs.") for name in names)
             elif codec is not None:
                 # The third version allows a codec without settings to be its name alone.
                 yield str(codec).lower().removeprefix("numcodecs.")

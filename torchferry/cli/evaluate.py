@@ -58,7 +58,11 @@ def command(
     keep: Annotated[list[str] | None, Option(help="A variable that goes to the results too; may be repeated.")] = None,
     chunk: Annotated[int | None, Option(help="Elements of a chunk, at most. Default: about 64 MiB of numbers.")] = None,
     scheduler: Annotated[
-        str, Option(help="Who evaluates: threads[:N], processes[:N], tcp://... (Dask), slurm:N, mpi.")
+        str,
+        Option(
+            help="Who evaluates: threads[:N], processes[:N], tcp://... (Dask), slurm:N, mpi. All but threads open the "
+            "file in this process too: for files that you trust."
+        ),
     ] = "threads",
     failures: Annotated[
         Path | None, Option(help="Where the inputs of the first elements that fail go, for run --replay: a .pt file.")
@@ -105,6 +109,10 @@ def command(
         raise UsageError(what, where="--plot", expected="--vary NAME=LOW:HIGH:COUNT", mend=mend)
     if curve and plot is None:
         raise UsageError("curves need a picture to draw into", where="--curve", expected="--plot FILE")
+    written = {other.resolve() for other in (failures, plot) if other is not None}
+    if written & {other.resolve() for other in (path, data, output) if other is not None}:
+        what, mend = "a file would be written over another one of this command", "name another file"
+        raise UsageError(what, where="--failures, --plot", expected="files of their own", mend=mend)
     if len({study for study, _ in studies}) < len(studies):
         raise UsageError("something is varied twice", where="--vary", expected="each name once", mend="leave one out")
     request = _Request(
@@ -132,6 +140,7 @@ def command(
 def _evaluate(request: _Request, scheduler: str, prepare: Callable[[], None] | None = None) -> None:
     from runtime_checks.evaluation.evaluation import Evaluation
     from runtime_checks.evaluation.schedulers import open_pools
+    from runtime_checks.evaluation.study_plot import check_curves
     from torchferry.options import choose_jobs
 
     with open_pools(scheduler, choose_jobs(None), prepare) as make_pool:
@@ -139,6 +148,8 @@ def _evaluate(request: _Request, scheduler: str, prepare: Callable[[], None] | N
             # Another process of MPI tells what was done.
             return
         evaluation = Evaluation(request.file, request.data, request.output)
+        if request.plot is not None:
+            check_curves(request.curves, evaluation.shapes, request.output.suffix)
         try:
             with _show_progress(evaluation, is_silent=request.as_json) as watch:
                 result = evaluation.run(make_pool, failures=request.failures, watch=watch)

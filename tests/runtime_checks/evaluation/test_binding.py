@@ -40,6 +40,20 @@ def test_names_of_blocks_are_names_of_variables(dataset):
     assert names["d_stress___d_strain"] == "d stress / d strain"
 
 
+def test_names_of_outputs_are_their_own(dataset):
+    """``newton_info`` has an output that is called as the variable of the results."""
+    assert [o.name for o in bind_to(dataset, "newton_info").outputs][-1] == "status_out"
+    renamed = dataset.drop_vars("point").rename({"point": "stress_0"})
+    assert bind_to(renamed).outputs[0].dims == ("stress_out_0",)
+    kept = dataset.assign(ep=("point", numpy.zeros(4)))
+    assert [o.name for o in bind_to(kept, keep=["ep"]).outputs] == ["stress", "ep_out"]
+
+
+def test_a_coordinate_that_is_varied_is_not_kept(dataset):
+    changed = dataset.assign_coords({"ep~1": dataset["ep~1"]})
+    assert [v.name for v in bind_to(changed, studies={"ep~1": numpy.zeros(2)}).kept] == ["point"]
+
+
 def test_another_name_and_that_of_c(dataset):
     renamed = dataset.rename({"strain": "eps", "strain~1": "strain_old1"})
     binding = bind_to(renamed, names={"strain": "eps"})
@@ -106,6 +120,18 @@ def keep_absent(d):
     return d, {"keep": ["absent"]}
 
 
+def keep_status(d):
+    return d.assign(status=("point", numpy.zeros(4))), {"keep": ["status"]}
+
+
+def call_a_dimension_status(d):
+    return d.drop_vars("point").rename({"point": "status"}), {}
+
+
+def vary_a_third(d):
+    return d, {"studies": {"newton.max_its": numpy.array([1.0, 1.5])}}
+
+
 def keep_own(d):
     return d, {"keep": ["strain"]}
 
@@ -127,6 +153,9 @@ def keep_own(d):
         (vary_dimension, "has the name of what is varied"),
         (keep_absent, "no variable 'absent'"),
         (keep_own, "'strain' cannot be kept"),
+        (keep_status, "'status' cannot be kept by this name"),
+        (call_a_dimension_status, "a dimension of elements is called 'status'"),
+        (vary_a_third, "'newton.max_its' cannot have these values"),
     ],
 )
 def test_what_does_not_fit(dataset, change, message):

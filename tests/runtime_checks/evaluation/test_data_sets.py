@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy
 import pyarrow
 import pyarrow.parquet
@@ -61,8 +63,38 @@ def test_lists_in_a_column(tmp_path):
         assert numpy.array_equal(data.read(variable, part), expected[2:9])
     ragged = data.find_variable("ragged", (3,))
     assert ragged is not None
-    with pytest.raises(UsageError, match="3 numbers are expected"):
+    with pytest.raises(UsageError, match="lists of one length are expected"):
         data.read(ragged, (WHOLE, WHOLE))
+
+
+@pytest.mark.parametrize("lists", [[[1.0, 2.0], [1.0] * 4, [1.0] * 3], [[1.0] * 3, None, [1.0] * 3], [[1.0] * 4] * 3])
+def test_lists_of_other_lengths(tmp_path, lists):
+    path = tmp_path / "d.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"v": lists}), path)
+    data = open_data_set(path)
+    variable = data.find_variable("v", (3,))
+    assert variable is not None
+    with pytest.raises(UsageError, match="are expected"):
+        data.read(variable, (WHOLE, WHOLE))
+
+
+def test_names_have_one_order(tmp_path):
+    """A store of Zarr lists its arrays as they come: every worker has to have them in one order."""
+    data = open_data_set(write_data(tmp_path / "d.zarr", make_steps(3)))
+    assert data.list_names() == sorted(["point", *SHAPES])
+
+
+def test_a_row_group_is_read_once_for_small_chunks(tmp_path, monkeypatch):
+    data: Any = open_data_set(write_data(tmp_path / "d.parquet", make_steps(40), row_group_size=20))
+    variable = data.find_variable("strain", (6,))
+    reads = []
+    read = pyarrow.parquet.ParquetFile.read_row_group
+    monkeypatch.setattr(
+        pyarrow.parquet.ParquetFile, "read_row_group", lambda *a, **k: reads.append(a[1]) or read(*a, **k)
+    )
+    for start in range(0, 40, 5):
+        data.read(variable, (slice(start, start + 5), WHOLE))
+    assert reads == [0, 1]
 
 
 def test_a_folder_of_tables_is_one(tmp_path):
@@ -107,7 +139,7 @@ def test_no_index_and_no_time_is_made(tmp_path):
     data = open_data_set(write_dataset(tmp_path / "d.nc", dataset))
     variable = data.find_variable("t", ())
     assert variable is not None
-    assert (variable.dtype, variable.units) == ("int64", "days since 2000")
+    assert (variable.dtype, dict(variable.attributes)) == ("int64", {"units": "days since 2000"})
     assert data.list_coordinates() == ["t"]
 
 

@@ -73,6 +73,30 @@ def test_every_place_of_a_codec(tmp_path, place, codec):
         check_codecs(store)
 
 
+def test_a_group_that_says_it_is_an_array(tmp_path):
+    """Its members would not be looked at."""
+    store = tmp_path / "d.zarr"
+    write_pickled(store, "point", b"")
+    for name in (".zarray", "zarr.json"):
+        text = '{"node_type": "array", "zarr_format": 3, "codecs": []}' if name == "zarr.json" else '{"filters": null}'
+        (store / name).write_text(text)
+        with pytest.raises(UsageError, match="a group and an array at once"):
+            check_codecs(store)
+        (store / name).unlink()
+    with pytest.raises(UsageError, match="may run code"):
+        check_codecs(store)
+
+
+def test_both_names_of_a_codec_are_looked_at(tmp_path):
+    store = write_data(tmp_path / "d.zarr", make_steps(3))
+    path = store / "strain" / "zarr.json"
+    metadata = json.loads(path.read_text())
+    metadata["codecs"].append({"id": "zstd", "name": "pickle"})
+    path.write_text(json.dumps(metadata))
+    with pytest.raises(UsageError, match="may run code"):
+        check_codecs(store)
+
+
 def test_attributes_are_the_users(tmp_path):
     store = tmp_path / "d.zarr"
     group = zarr.create_group(store, attributes={"filters": [{"id": "low pass"}]})
