@@ -194,7 +194,7 @@ class _BlockEvaluator:
             for value, rank, spec in zip(arrays, self.ranks, specs, strict=True)
         ]
         outputs, statuses, _ = evaluator.evaluate(flat)
-        return (*(value.reshape(*shape, *value.shape[1:]) for value in outputs), statuses.reshape(shape))
+        return (*(value.reshape((*shape, *value.shape[1:])) for value in outputs), statuses.reshape(shape))
 
     def _load(self) -> Evaluator:
         """Load the file in this thread, once. Raises ``RunError`` if it is another one now."""

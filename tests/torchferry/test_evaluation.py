@@ -33,6 +33,14 @@ def test_numbers_are_those_of_the_file(chunks):
     assert results.point.to_numpy().tolist() == list(range(0, 1000, 10))
 
 
+def test_a_part_of_a_stored_dataset(tmp_path):
+    values = make_steps(20)
+    path = write_data(tmp_path / "d.zarr", values)
+    with xarray.open_dataset(path, engine="zarr", consolidated=False) as dataset:
+        result = torchferry.evaluate(RETURN_MAP, dataset.isel(point=3)).compute()
+    numpy.testing.assert_allclose(result.ep, call_directly(values)["ep"][3], rtol=1e-13)
+
+
 def test_nothing_runs_before_it_is_asked_for(monkeypatch):
     calls = []
     evaluate = Evaluator.evaluate

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import filecmp
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -28,14 +29,15 @@ from data_sets import (
     write_data,
     write_dataset,
 )
-from project import ROOT, skip_checks
+from project import ARTIFACTS, ROOT, skip_checks
 
 import torchferry
 from exporter.common.errors import OutputError, RunError, UsageError
 from runtime_checks.evaluation import evaluation as module
-from runtime_checks.evaluation.chunk_evaluation import DataRequest, OpenJob
+from runtime_checks.evaluation.chunk_evaluation import DataRequest, OpenJob, close_job
 from runtime_checks.evaluation.evaluation import Evaluation, parse_study
 from runtime_checks.evaluation.evaluator import FileRequest
+from runtime_checks.evaluation.schedulers import _Borrowed
 from runtime_checks.failure_replay import read_failures
 
 
@@ -342,6 +344,89 @@ def test_results_of_another_evaluation_are_not_touched(tmp_path, data, monkeypat
         evaluate(data, tmp_path / "out.zarr", **change(data))
     assert str(folder) in str(caught.value)
     assert [path for path in list_files(folder) if path.name != "lock"] == [p for p in before if p.name != "lock"]
+
+
+def test_workers_that_live_on_see_the_new_data(tmp_path):
+    """As those of Dask do: what they have open is of another state."""
+    with ThreadPoolExecutor(1) as pool:
+        for factor in (1.0, 2.0):
+            values = make_steps(20)
+            values["strain"] *= factor
+            data = write_data(tmp_path / "new.nc", values).rename(tmp_path / "d.nc")
+            output = tmp_path / "out.zarr"
+            Evaluation(FileRequest(RETURN_MAP), DataRequest(data), output).run(lambda: _Borrowed(pool))
+            numpy.testing.assert_allclose(read_results(output)["ep"], call_directly(values)["ep"], rtol=1e-13)
+            shutil.rmtree(output)
+        pool.submit(close_job).result()
+    # Nothing of the data stays open here.
+    (tmp_path / "d.nc").unlink()
+    write_data(tmp_path / "d.nc", make_steps(5))
+
+
+def test_data_can_be_written_again(tmp_path):
+    data = write_data(tmp_path / "d.nc", make_steps(5))
+    evaluate(data, tmp_path / "out.zarr")
+    write_data(data, make_steps(6))
+
+
+def test_a_store_that_is_gone_is_begun_anew(tmp_path, data, monkeypatch):
+    """What is left where a process was killed after it has moved the results, and they were removed."""
+    folder = interrupt(data, tmp_path / "out.zarr", 2, monkeypatch)
+    shutil.rmtree(folder / "store")
+    assert evaluate(data, tmp_path / "out.zarr").evaluated == 4
+
+
+def test_an_output_that_appears_meanwhile(tmp_path, data):
+    for suffix in (".nc", ".parquet", ".zarr"):
+        output = tmp_path / f"out{suffix}"
+        evaluation = Evaluation(FileRequest(RETURN_MAP), DataRequest(data), output)
+        output.write_text("somebody's")
+        with pytest.raises(OutputError, match="there already"):
+            evaluation.run(make_pool)
+        assert output.read_text() == "somebody's"
+
+
+@pytest.mark.parametrize("name", ["steps.zarr", "out.zarr", "folder"])
+def test_failures_replace_nothing(tmp_path, data, name):
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(OutputError):
+        evaluate(data, tmp_path / "out.zarr", failures=tmp_path / name)
+    file = Path(shutil.copy(RETURN_MAP, tmp_path))
+    with pytest.raises(OutputError, match="would replace a file"):
+        evaluate(data, tmp_path / "out.zarr", FileRequest(file), failures=file)
+
+
+@pytest.mark.parametrize("suffix", [".zarr", ".nc", ".parquet"])
+def test_one_element_without_dimensions(tmp_path, suffix):
+    values = make_steps(1)
+    dataset = make_dataset(values).isel(point=0, drop=True)
+    evaluate(write_dataset(tmp_path / "d.nc", dataset), tmp_path / f"out{suffix}")
+    got = read_results(tmp_path / f"out{suffix}")
+    numpy.testing.assert_allclose(got["ep"].reshape(()), call_directly(values)["ep"][0], rtol=1e-13)
+
+
+@pytest.mark.parametrize("suffix", [".zarr", ".nc", ".parquet"])
+def test_names_with_a_slash(tmp_path, suffix):
+    path = ARTIFACTS / "slash.pt"
+    contract = torchferry.load(path).contract
+    assert any("/" in spec.name for spec in contract.inputs)
+    studies = tuple((spec.name, (1.0, 2.0)) for spec in contract.inputs)
+    evaluate(None, tmp_path / f"out{suffix}", FileRequest(path), studies=studies)
+    if suffix != ".parquet":
+        engine: Any = "zarr" if suffix == ".zarr" else "h5netcdf"
+        with xarray.open_dataset(tmp_path / f"out{suffix}", engine=engine) as got:
+            assert {name.replace("/", "_") for name, _ in studies} <= set(got.sizes)
+
+
+def test_what_is_said_of_a_kept_coordinate(tmp_path):
+    dataset = make_dataset(make_steps(4))
+    dataset["point"].attrs = {"units": "days since 2000-01-01", "calendar": "360_day", "standard_name": "time"}
+    data = write_dataset(tmp_path / "d.zarr", dataset)
+    for suffix, engine in ((".zarr", "zarr"), (".nc", "h5netcdf")):
+        evaluate(data, tmp_path / f"out{suffix}")
+        chosen: Any = engine
+        with xarray.open_dataset(tmp_path / f"out{suffix}", engine=chosen, decode_times=False) as got:
+            assert got["point"].attrs == dataset["point"].attrs
 
 
 def test_an_output_that_is_there(tmp_path, data):

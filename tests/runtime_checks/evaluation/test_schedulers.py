@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import BrokenExecutor, ThreadPoolExecutor
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -135,6 +135,16 @@ def test_slurm_without_a_configuration():
     with pytest.raises(MissingRuntimeError, match="SLURM gives no workers"):
         with open_pools("slurm:1", 1):
             pass
+
+
+def test_a_worker_of_dask_that_dies_is_one_of_a_pool():
+    with ThreadPoolExecutor(1) as pool:
+        borrowed = schedulers._Borrowed(pool, (ZeroDivisionError,))
+        with pytest.raises(BrokenExecutor, match="by zero"):
+            borrowed.submit(divmod, 1, 0).result()
+        with pytest.raises(TypeError):
+            borrowed.submit(len, 1).result()
+        assert borrowed.submit(len, "ab").result() == 2
 
 
 def test_what_was_not_waited_for_is_cancelled():
