@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from exporter.common.errors import OutputError, RunError, TorchferryError, UsageError, summarize_error
+from exporter.common.result_log import digest_files
 from runtime_checks.evaluation.binding import STATUS, Binding, BoundInput, bind
 from runtime_checks.evaluation.chunks import Chunk, Grid, plan_grid
 from runtime_checks.evaluation.data_set import DataSet
@@ -50,7 +51,8 @@ class DataRequest:
 class Job:
     """An evaluation as each process gets it: the file, the data, a ``folder`` for results of a kind of ``suffix``.
 
-    ``state`` is a digest of all that the results depend on: processes that live on do not take another one for it."""
+    ``state`` is a digest of all that the results depend on: processes that live on do not take another one for it.
+    ``file_digest`` is that of the file alone, which each process holds its file against."""
 
     file: FileRequest
     data: DataRequest
@@ -58,6 +60,7 @@ class Job:
     suffix: str
     attributes: tuple[tuple[str, str], ...] = ()
     state: str = ""
+    file_digest: str = ""
 
 
 @dataclass(frozen=True)
@@ -85,10 +88,16 @@ class OpenJob:
     """A job whose file and data are open. Threads that compute each have one."""
 
     def __init__(self, job: Job) -> None:
-        """Open the file and the data, and bind them. Raises the errors of ``Evaluator``, ``bind``, ``make_store``."""
+        """Open the file and the data, and bind them.
+
+        Raises ``RunError`` if the file is another one than when the evaluation was planned, and the errors of
+        ``Evaluator``, ``bind`` and ``make_store``."""
         import numpy
 
         self.job = job
+        if job.file_digest and digest_files([], [job.file.path]) != job.file_digest:
+            what, mend = "the file is another one than when the evaluation began", "give the command again"
+            raise RunError(what, where=str(job.file.path), expected=f"sha256 {job.file_digest}", mend=mend)
         self.evaluator = Evaluator(job.file)
         self.data: DataSet | None = open_data_set(job.data.path) if job.data.path is not None else None
         studies = {name: numpy.array(values, dtype=numpy.float64) for name, values in job.data.studies}

@@ -108,9 +108,10 @@ class Evaluation:
             ("title", contract.name),
             ("source", f"torchferry {__version__}: {file.method} of {file.path.name}, graphs {contract.graph}"),
         )
-        state = _digest(job, opened)
+        file_digest = digest_files([], [file.path])
+        state = _digest(job, opened, file_digest)
         close_job()
-        self._job = dataclasses.replace(job, attributes=attributes, state=state)
+        self._job = dataclasses.replace(job, attributes=attributes, state=state, file_digest=file_digest)
         self._opened: OpenJob = open_job(self._job)
         self.chunks, self.elements = len(self._opened.grid), self._opened.grid.elements
         self.finished = 0
@@ -239,12 +240,12 @@ class Evaluation:
             torch.save(tuple(tensors.items()), temporary_path)
 
 
-def _digest(job: Job, opened: OpenJob) -> str:
+def _digest(job: Job, opened: OpenJob, file_digest: str) -> str:
     """Return a digest of what the results depend on."""
     where = digest_data(job.data.path) if job.data.path is not None else ""
     texts = [__version__, torch.__version__, repr(job.data), repr(opened.grid), job.suffix, where]
     texts += [job.file.method, job.file.engine]
-    return hashlib.sha256(f"{texts} {digest_files([], [job.file.path])}".encode()).hexdigest()
+    return hashlib.sha256(f"{texts} {file_digest}".encode()).hexdigest()
 
 
 def evaluate_task(task: tuple[int, ChunkRecord | None], job: Job) -> tuple[ChunkRecord, bool]:

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 from typer import Argument, Option
 
-from torchferry.cli.options import AllowNativeOption, ArchiveArgument, JsonOption, MemoryLimitOption, choose_trust
+from torchferry.cli.options import AllowNativeOption, JsonOption, MemoryLimitOption, choose_trust
 from torchferry.cli.output import err, out, print_json
 from torchferry.cli.startup import pause_collection
 
@@ -41,11 +41,13 @@ class _Request:
 
 
 def command(
-    path: ArchiveArgument,
+    path: Annotated[
+        Path, Argument(help="An archive, a .pt2, an ONNX container, or a kernel's folder.", metavar="FILE")
+    ],
+    output: Annotated[Path, Option("--output", "-o", help="The results: .zarr, .nc or .parquet.")],
     data: Annotated[
         Path | None, Argument(help="A data set: Zarr, NetCDF (.nc) or Parquet.", metavar="DATA", show_default=False)
     ] = None,
-    output: Annotated[Path, Option("--output", "-o", help="The results: .zarr, .nc or .parquet.")] = Path("out.zarr"),
     method: Annotated[str, Option(help="A method of the file: forward, jacobian, ...")] = "forward",
     engine: Annotated[str, Option(help="What runs an archive: torchscript, kernel or pt2.")] = "torchscript",
     name: Annotated[

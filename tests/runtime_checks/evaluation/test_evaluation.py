@@ -363,6 +363,15 @@ def test_workers_that_live_on_see_the_new_data(tmp_path):
     write_data(tmp_path / "d.nc", make_steps(5))
 
 
+def test_a_file_that_changes_meanwhile(tmp_path, data):
+    file = Path(shutil.copy(RETURN_MAP, tmp_path))
+    evaluation = Evaluation(FileRequest(file), DataRequest(data), tmp_path / "out.zarr")
+    shutil.copy(ARTIFACTS / "perzyna.pt", file)
+    with pytest.raises(RunError, match="another one than when the evaluation began"):
+        evaluation.run(make_pool)
+    assert not (tmp_path / "out.zarr").exists()
+
+
 def test_data_can_be_written_again(tmp_path):
     data = write_data(tmp_path / "d.nc", make_steps(5))
     evaluate(data, tmp_path / "out.zarr")
