@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -110,6 +111,7 @@ class SweepRow:
         return self.cells[0]
 
 
+_EXPORTING = threading.Lock()
 Rows = Iterator[tuple[Task, SweepRow]]
 
 
@@ -146,8 +148,14 @@ def find_tasks(folders: Sequence[Path], output: Path, seed: int) -> tuple[list[T
 
 
 def run_task(task: Task, steps: Steps) -> SweepRow:
-    """Export and verify one model, and convert its archive; any failure becomes a cell of its row."""
+    """Export and verify one model, and convert its archive; any failure becomes a cell of its row.
 
+    A worker of Dask may have several threads, and a process exports one model at a time."""
+    with _EXPORTING:
+        return _run_task(task, steps)
+
+
+def _run_task(task: Task, steps: Steps) -> SweepRow:
     def export() -> tuple[Path, Report]:
         results = steps.export(str(task.file), models=[task.model], output=task.output, seed=task.seed)
         return task.output, results[0].report

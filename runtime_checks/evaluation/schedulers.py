@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, ThreadPoolExecutor
 from typing import Any
@@ -80,6 +81,8 @@ class _Borrowed(Executor):
 
     def __init__(self, executor: Any, deaths: tuple[type[Exception], ...] = ()) -> None:
         self._executor, self._deaths = executor, deaths
+        # Nobody need divide tasks among its workers, which are as many as it finds.
+        self._max_workers = sys.maxsize
         self._futures: list[Any] = []
 
     def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Any:

@@ -1,6 +1,6 @@
 import json
 import time
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,9 @@ from sweep_jobs import DEAF_SECONDS, dies_on_rate_b, fake_convert, fake_export, 
 
 from exporter.common.errors import MissingRuntimeError, UsageError
 from exporter.common.task_pools import make_pool_factory
+from runtime_checks.evaluation.schedulers import _Borrowed
 from torchferry import sweep
+from torchferry.cli.app import run
 from torchferry.sweep import Steps
 from torchferry.sweep_report import render_coverage_page
 
@@ -53,6 +55,31 @@ def test_every_model_gets_a_row_and_failures_do_not_stop_it(folder, tmp_path):
     assert report["models"][1]["bytes"] == len("archive")
     assert report["models"][1]["formats"] == report["formats"] == {}
     assert (tmp_path / "out" / "models" / "deep" / "rates" / "eq.pt").exists()
+
+
+def test_threads_of_a_worker_export_one_after_the_other(folder, tmp_path):
+    """As those of a worker of Dask, which share a process, and take all tasks at once."""
+    running, most = [], []
+
+    def export(source, *, models, output, seed):
+        running.append(models)
+        most.append(len(running))
+        time.sleep(0.02)
+        running.pop()
+        return fake_export(source, models=models, output=output, seed=seed)
+
+    with ThreadPoolExecutor(4) as pool:
+        borrowed = _Borrowed(pool)
+        rows = sweep.sweep([folder], tmp_path / "out", Steps(export), lambda: borrowed)
+    assert len(rows) == 5
+    assert most == [1, 1, 1, 1]
+    assert borrowed._max_workers > len(rows)
+
+
+def test_threads_do_not_sweep(folder, tmp_path, capsys):
+    assert run(["sweep", str(folder), "-o", str(tmp_path / "out"), "--scheduler", "threads:2"]) == 2
+    assert "a process exports one model at a time" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def test_other_formats_have_cells_of_their_own(folder, tmp_path):

@@ -31,6 +31,9 @@ def command(
         list[str] | None, Option(help="Also convert each archive: onnx, pt2, program, c or cuda, or several.")
     ] = None,
     reduce: ReduceOption = "all",
+    scheduler: Annotated[
+        str, Option(help="Who exports: processes[:N], tcp://... (Dask), slurm:N, mpi; they share the folders.")
+    ] = "processes",
     coverage: Annotated[
         Path | None,
         Option(help="Also write the figures and reasons as a Markdown page.", dir_okay=False, writable=True),
@@ -52,15 +55,26 @@ def command(
       torchferry sweep models/ -o archives/ --derivative all --runtime python,libtorch
 
       torchferry sweep models/ -o archives/ --format onnx,program,c
+
+      torchferry sweep models/ -o archives/ --scheduler slurm:16
     """
     import torchferry
     from exporter.archive.formats import resolve_formats
-    from exporter.common.task_pools import make_pool_factory
+    from exporter.common.errors import UsageError
+    from runtime_checks.evaluation.schedulers import is_of_this_process, open_pools
     from torchferry.sweep import CRASHED, Steps, rows_to_json, sweep
     from torchferry.sweep_report import describe_versions, render_coverage_page
 
+    if is_of_this_process(scheduler):
+        expected = "processes, tcp://..., slurm:N or mpi"
+        raise UsageError("a process exports one model at a time", where="--scheduler", got=scheduler, expected=expected)
+    # Workers may be elsewhere, in other folders.
+    folders, output = [folder.absolute() for folder in folders], output.absolute()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=err, disable=json) as bar:
+    with open_pools(scheduler, jobs) as make_pool, Progress(*columns, console=err, disable=json) as bar:
+        if make_pool is None:
+            # Another process of MPI tells what was done.
+            return
 
         def watch(total: int) -> Callable[[SweepRow], None]:
             task = bar.add_task("sweep", total=total)
@@ -73,7 +87,7 @@ def command(
             tuple(name for name in resolve_formats(format or [], None) if name != "pt"),
             f"{options} {reduce}",
         )
-        rows = sweep(folders, output, steps, make_pool_factory(jobs), seed=seed, watch=watch)
+        rows = sweep(folders, output, steps, make_pool, seed=seed, watch=watch)
     cells = [cell for row in rows for cell in row.cells]
     if coverage is not None:
         coverage.write_text(render_coverage_page(rows, describe_versions()))
