@@ -193,7 +193,13 @@ class _BlockEvaluator:
             make_dense(value, shape, rank, spec.dtype)
             for value, rank, spec in zip(arrays, self.ranks, specs, strict=True)
         ]
-        outputs, statuses, _ = evaluator.evaluate(flat)
+        # Dask computes as many blocks at once as there are cores.
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            outputs, statuses, _ = evaluator.evaluate(flat)
+        finally:
+            torch.set_num_threads(before)
         return (*(value.reshape((*shape, *value.shape[1:])) for value in outputs), statuses.reshape(shape))
 
     def _load(self) -> Evaluator:

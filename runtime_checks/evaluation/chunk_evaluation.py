@@ -179,15 +179,19 @@ class OpenJob:
         return dataclasses.replace(summary, failures=tuple(numbers))
 
 
-def evaluate_chunk(index: int, job: Job, records: Mapping[int, ChunkRecord] | None = None) -> tuple[ChunkRecord, bool]:
+def evaluate_chunk(task: tuple[int, ChunkRecord | None], job: Job) -> tuple[ChunkRecord, bool]:
     """Evaluate a chunk, unless its record says that it is written, and it still is; a task of a pool.
+
+    Args:
+        task: The number of the chunk, and its record if there is one.
+        job: The evaluation.
 
     Returns:
         The record of the chunk, and whether it was evaluated now.
     """
+    index, record = task
     opened = open_job(job)
     chunk = opened.grid.chunk(index)
-    record = (records or {}).get(index)
     if record is not None and opened.is_written(chunk, record):
         return record, False
     return opened.evaluate(chunk), True

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-import json
 import math
 import shutil
 from collections.abc import Callable, Iterator
@@ -201,7 +200,7 @@ class Evaluation:
     def _evaluate_all(self, make_pool: MakePool, known: dict[int, ChunkRecord]) -> Iterator[tuple[ChunkRecord, bool]]:
         """Yield the record of each chunk as it is finished, and whether it was evaluated now."""
         tasks = [(index, known.get(index)) for index in range(self.chunks)]
-        function = functools.partial(evaluate_task, job=self._job)
+        function = functools.partial(evaluate_chunk, job=self._job)
         for (index, _), result in task_pools.run_tasks(tasks, function, make_pool, self.chunks, TRIES):
             if isinstance(result, BrokenExecutor):
                 what = f"the worker of a chunk has died, and died again {TRIES} times"
@@ -248,12 +247,6 @@ def _digest(job: Job, opened: OpenJob, file_digest: str) -> str:
     return hashlib.sha256(f"{texts} {file_digest}".encode()).hexdigest()
 
 
-def evaluate_task(task: tuple[int, ChunkRecord | None], job: Job) -> tuple[ChunkRecord, bool]:
-    """Evaluate a chunk, or take it as it is if it is written; a task of a pool."""
-    index, record = task
-    return evaluate_chunk(index, job, {index: record} if record is not None else {})
-
-
 def parse_study(text: str) -> tuple[str, tuple[float, ...]]:
     """Return the name and the values of ``NAME=LOW:HIGH:COUNT``, ``NAME=LOW:HIGH:COUNT:log`` or ``NAME=A,B,...``.
 
@@ -293,8 +286,3 @@ def parse_pairs(texts: list[str], option: str) -> tuple[tuple[str, str], ...]:
     if wrong := next((t for t, (a, _, b) in zip(texts, pairs, strict=True) if not (a and b)), None):
         raise UsageError("a name is not understood", where=option, got=wrong, expected="INPUT=VARIABLE")
     return tuple((a, b) for a, _, b in pairs)
-
-
-def dump_summary(result: Evaluated) -> str:
-    """Return the result as JSON."""
-    return json.dumps(result.as_dict(), indent=1)

@@ -51,6 +51,17 @@ def test_nothing_runs_before_it_is_asked_for(monkeypatch):
     assert calls == [20]
 
 
+def test_threads_do_not_multiply(monkeypatch):
+    seen = []
+    evaluate = Evaluator.evaluate
+    monkeypatch.setattr(Evaluator, "evaluate", lambda *a: seen.append(torch.get_num_threads()) or evaluate(*a))
+    results = torchferry.evaluate(RETURN_MAP, make_dataset(make_steps(10)).chunk(point=5))
+    torch.set_num_threads(2)
+    results.ep.compute(scheduler="synchronous")
+    assert seen == [1, 1]
+    assert torch.get_num_threads() == 2
+
+
 def test_dimensions_are_broadcast_by_name():
     dataset = make_dataset(make_steps(5))
     dataset["ep~1"] = ("t", numpy.array([0.0, 0.01, 0.02]))
