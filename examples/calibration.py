@@ -82,7 +82,10 @@ class Bar:
 
 def fit_one(bar: Bar, measured: numpy.ndarray) -> numpy.ndarray:
     """Fit one test by SciPy."""
-    from scipy.optimize import least_squares
+    import scipy.optimize
+
+    # Its stubs know the names of ``jac`` alone.
+    least_squares: Any = scipy.optimize.least_squares
 
     def derive(parameters: numpy.ndarray) -> Any:
         return bar.pull(parameters[None])[1][0]
