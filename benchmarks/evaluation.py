@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 import torchferry
-from runtime_checks.evaluation.schedulers import THREADS_PER_CORE
+from exporter.common.schedulers import THREADS_PER_CORE
 from runtime_checks.kernels.numpy_kernel import Kernel
 
 # Its stubs do not know what a group holds.

@@ -32,11 +32,12 @@ class FailureRecorder:
 
     def __init__(self, path: Path | None, contract: Contract) -> None:
         self.path, self.contract = path, contract
-        self.tensors: dict[str, torch.Tensor] = {}
+        self.inputs: dict[str, torch.Tensor] = {}
+        self.places, self.step = torch.empty(0, dtype=torch.int64), 0
 
     def look(self, step: int, inputs: Tensors, outputs: Tensors) -> None:
         """Keep the inputs of elements with NaN in some output, if these are the first."""
-        if self.path is None or self.tensors:
+        if self.path is None or self.inputs:
             return
         shapes = {s.name: s.static_shape for s in self.contract.outputs}
         values = [_flatten_batch(v, shapes[n]) for n, v in outputs.items() if n in shapes]
@@ -45,15 +46,31 @@ class FailureRecorder:
         count = max(map(len, rows))
         places = torch.stack([row for row in rows if len(row) == count]).any(0).nonzero().flatten()
         if places.numel():
-            values = {s.name: _flatten_batch(inputs[s.name], s.static_shape)[places] for s in self.contract.inputs}
-            self.tensors = {f"{INPUTS}/{name}": value.contiguous() for name, value in values.items()}
-            self.tensors |= {ELEMENTS: places, STEP: torch.tensor(step)}
+            self.inputs = {
+                s.name: _flatten_batch(inputs[s.name], s.static_shape)[places].contiguous()
+                for s in self.contract.inputs
+            }
+            self.places, self.step = places, step
 
     def write(self) -> None:
         """Write what was kept."""
-        if self.path is not None and self.tensors:
-            with atomic_write_path(self.path) as temporary_path:
-                torch.save(tuple(self.tensors.items()), temporary_path)
+        if self.path is not None and self.inputs:
+            write_failures(self.path, self.inputs, self.places, self.step)
+
+
+def write_failures(path: Path, inputs: Tensors, elements: torch.Tensor, step: int) -> None:
+    """Write a replay file.
+
+    Args:
+        path: The file.
+        inputs: Inputs by name, each ``(elements, *event)``.
+        elements: The places of the elements in their batch.
+        step: The step of a path, 0 where there is none.
+    """
+    tensors = {f"{INPUTS}/{name}": value for name, value in inputs.items()}
+    tensors |= {ELEMENTS: elements, STEP: torch.tensor(step)}
+    with atomic_write_path(path) as temporary_path:
+        torch.save(tuple(tensors.items()), temporary_path)
 
 
 def _flatten_batch(value: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:

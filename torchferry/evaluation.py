@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from exporter.common.errors import RunError, UsageError
-from runtime_checks.evaluation.binding import STATUS, Binding, bind
-from runtime_checks.evaluation.chunk_evaluation import DataRequest, make_dense
+from exporter.common.optional_packages import import_package
+from exporter.common.schedulers import DASK, MPI, open_pools
+from runtime_checks.evaluation.binding import STATUS, bind
+from runtime_checks.evaluation.chunk_evaluation import DataRequest
 from runtime_checks.evaluation.chunks import plan_grid
-from runtime_checks.evaluation.data_set import import_data_package
+from runtime_checks.evaluation.data_set import EXTRA
 from runtime_checks.evaluation.evaluation import Evaluated, Evaluation, Progress
 from runtime_checks.evaluation.evaluator import Evaluator, FileRequest
-from runtime_checks.evaluation.schedulers import open_pools
 from runtime_checks.evaluation.xarray_data import XarrayData
 from torchferry.options import choose_jobs
 
@@ -62,15 +64,17 @@ def evaluate(
         stresses.stress.mean("point").compute()
         ```
     """
-    xarray_package = import_data_package("xarray", "evaluate")
-    import_data_package("dask.array", "evaluate", 'pip install "torchferry[dask]"')
+    xarray_package = import_package("xarray", "evaluate", EXTRA)
+    import_package("dask.array", "evaluate", DASK)
     key = Path(public_key).absolute() if public_key is not None else None
     request = FileRequest(Path(path).absolute(), method, engine, trust, key)
     evaluator = Evaluator(request)
     binding = bind(evaluator.contract, method, XarrayData(data, "the dataset"), names or {}, {})
     variables = [data[bound.variable.name] for bound in binding.inputs if bound.variable is not None]
     if not any(variable.chunks for variable in variables):
-        variables = [variable.chunk(_choose_chunks(variable, binding)) for variable in variables]
+        grid = plan_grid(binding.sizes, binding.stored, binding.element_bytes)
+        steps = dict(zip(grid.dims, grid.chunk_sizes, strict=True))
+        variables = [v.chunk({dim: steps[str(dim)] for dim in v.dims if dim in steps}) for v in variables]
     variables = [
         variable.chunk(dict.fromkeys(bound.dims[len(bound.batch_dims) :], -1))
         for variable, bound in zip(variables, binding.inputs, strict=True)
@@ -149,7 +153,7 @@ def evaluate_to_file(
     request = DataRequest(
         Path(data) if data is not None else None, tuple((names or {}).items()), studies, tuple(keep), chunk
     )
-    if scheduler == "mpi":
+    if scheduler == MPI:
         what, mend = "processes of MPI run a command", "mpirun -n N torchferry evaluate ... --scheduler mpi"
         raise UsageError(what, where="scheduler", got=scheduler, expected="another scheduler", mend=mend)
     before = torch.get_num_threads()
@@ -160,13 +164,6 @@ def evaluate_to_file(
             return evaluation.run(make_pool, failures=Path(failures) if failures is not None else None, watch=watch)
     finally:
         torch.set_num_threads(before)
-
-
-def _choose_chunks(variable: Any, binding: Binding) -> dict[str, int]:
-    """Choose the chunks of a variable, those of the whole grid of elements."""
-    grid = plan_grid(binding.sizes, binding.stored, binding.element_bytes)
-    steps = dict(zip(grid.dims, grid.chunk_sizes, strict=True))
-    return {dim: steps[dim] for dim in variable.dims if dim in steps}
 
 
 _LOCAL = threading.local()
@@ -190,7 +187,7 @@ class _BlockEvaluator:
         contract = evaluator.contract
         specs = [contract.input_spec(name) for name in contract.methods[self.request.method].inputs]
         flat = [
-            make_dense(value, shape, rank, spec.dtype)
+            _make_dense(value, shape, rank, spec.dtype)
             for value, rank, spec in zip(arrays, self.ranks, specs, strict=True)
         ]
         # Dask computes as many blocks at once as there are cores.
@@ -211,3 +208,13 @@ class _BlockEvaluator:
                 raise RunError(what, where=str(self.request.path), expected=f"graphs {self.graph}", mend=mend)
             _LOCAL.block, _LOCAL.evaluator = self, evaluator
         return _LOCAL.evaluator
+
+
+def _make_dense(value: Any, batch: tuple[int, ...], rank: int, dtype: str) -> Any:
+    """Return values whose leading dimensions broadcast to ``batch``, and that have ``rank`` of their own, as a dense
+    array ``(elements, *event)``."""
+    import numpy
+
+    event = value.shape[value.ndim - rank :]
+    wide = numpy.broadcast_to(value, (*batch, *event)).reshape(math.prod(batch), *event)
+    return numpy.require(wide, dtype, ["C", "A", "W"])

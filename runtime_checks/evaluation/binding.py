@@ -1,4 +1,4 @@
-"""Variables of a data set bound to the inputs of a method: names, shapes, dtypes and units, before anything runs."""
+"""Variables of a data set bound to the inputs of a method: names, shapes and dtypes, before anything runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from exporter.archive.contract import Contract
 from exporter.archive.tensor_spec import TensorSpec, fits_shape
-from exporter.common.c_text import to_c_identifiers
+from exporter.common.c_text import to_c_identifier
 from exporter.common.errors import UsageError, suggest_names
 from runtime_checks.evaluation.data_set import DataSet, Variable
 
@@ -100,7 +100,7 @@ def bind(
         keep: Variables that go to the result too.
 
     Raises:
-        UsageError: A name, a shape, a dtype or a unit does not fit; the message says which, and what is expected.
+        UsageError: A name, a shape or a dtype does not fit; the message says which, and what is expected.
     """
     if method not in contract.methods:
         what = f"the file has no method {method!r}"
@@ -189,7 +189,7 @@ def _find_variable(spec: TensorSpec, data: DataSet | None, names: Mapping[str, s
     if data is None:
         what, mend = f"input {spec.name!r} has no values", "name a data set, or give its values with --vary"
         raise UsageError(what, expected="a variable of its name", mend=mend)
-    wanted = [names[spec.name]] if spec.name in names else [spec.name, *to_c_identifiers([spec.name])]
+    wanted = [names[spec.name]] if spec.name in names else [spec.name, to_c_identifier(spec.name)]
     variable = next(filter(None, (data.find_variable(name, spec.shape) for name in wanted)), None)
     if variable is None:
         what = f"the data set has no variable for input {spec.name!r}"
@@ -285,4 +285,4 @@ def _name_outputs(
 
 def name_variable(text: str) -> str:
     """Return the name of a variable in a store, where a slash would be a folder."""
-    return text if "/" not in text and text == text.strip() else to_c_identifiers([text])[0]
+    return text if "/" not in text and text == text.strip() else to_c_identifier(text)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import math
 import threading
 import zlib
 from collections.abc import Mapping, Sequence
@@ -14,15 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from exporter import __version__
 from exporter.common.errors import OutputError, RunError, TorchferryError, UsageError, summarize_error
 from exporter.common.result_log import digest_files
 from runtime_checks.evaluation.binding import STATUS, Binding, BoundInput, bind
-from runtime_checks.evaluation.chunks import Chunk, Grid, plan_grid
+from runtime_checks.evaluation.chunks import Chunk, Grid, find_number, find_place, plan_grid
 from runtime_checks.evaluation.data_set import DataSet
 from runtime_checks.evaluation.data_sets import open_data_set
 from runtime_checks.evaluation.evaluator import Evaluator, FileRequest
 from runtime_checks.evaluation.result_stores import Layout, ResultStore, StoredVariable, make_store, select_variables
-from runtime_checks.evaluation.summaries import Summary, summary_from_dict
+from runtime_checks.evaluation.summaries import Summary
 
 if TYPE_CHECKING:
     import numpy
@@ -51,16 +51,15 @@ class DataRequest:
 class Job:
     """An evaluation as each process gets it: the file, the data, a ``folder`` for results of a kind of ``suffix``.
 
-    ``state`` is a digest of all that the results depend on: processes that live on do not take another one for it.
-    ``file_digest`` is that of the file alone, which each process holds its file against."""
+    ``file_digest`` is that of the file, which each process holds its file against; ``data_digest`` tells states of the
+    data apart for processes that live on."""
 
     file: FileRequest
     data: DataRequest
     folder: Path
     suffix: str
-    attributes: tuple[tuple[str, str], ...] = ()
-    state: str = ""
-    file_digest: str = ""
+    file_digest: str
+    data_digest: str
 
 
 @dataclass(frozen=True)
@@ -70,18 +69,6 @@ class ChunkRecord:
     index: int
     digests: Mapping[str, int]
     summary: Summary
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the record for JSON."""
-        return {"chunk": self.index, "digests": dict(self.digests), "summary": self.summary.as_dict()}
-
-
-def record_from_dict(values: Mapping[str, Any]) -> ChunkRecord:
-    """Return the record that ``as_dict`` has written. Raises ``ValueError`` for anything else."""
-    try:
-        return ChunkRecord(int(values["chunk"]), dict(values["digests"]), summary_from_dict(values["summary"]))
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"not a record of a chunk: {error}") from None
 
 
 class OpenJob:
@@ -95,7 +82,7 @@ class OpenJob:
         import numpy
 
         self.job = job
-        if job.file_digest and digest_files([], [job.file.path]) != job.file_digest:
+        if digest_files([], [job.file.path]) != job.file_digest:
             what, mend = "the file is another one than when the evaluation began", "give the command again"
             raise RunError(what, where=str(job.file.path), expected=f"sha256 {job.file_digest}", mend=mend)
         self.evaluator = Evaluator(job.file)
@@ -105,7 +92,10 @@ class OpenJob:
             self.evaluator.contract, job.file.method, self.data, dict(job.data.names), studies, job.data.keep
         )
         self.grid = _plan(self.binding, self.evaluator, job.data.elements)
-        self.layout = _lay_out(self.binding, self.grid, job.attributes)
+        # What is said of the results does not depend on who evaluates them.
+        contract, file = self.evaluator.contract, job.file
+        source = f"torchferry {__version__}: {file.method} of {file.path.name}, graphs {contract.graph}"
+        self.layout = _lay_out(self.binding, self.grid, (("title", contract.name), ("source", source)))
         self.store: ResultStore = make_store(job.suffix, job.folder, self.layout)
 
     def evaluate(self, chunk: Chunk) -> ChunkRecord:
@@ -155,28 +145,22 @@ class OpenJob:
 
     def read_input(self, bound: BoundInput, chunk: Chunk) -> numpy.ndarray:
         """Read an input as an array ``(elements, *event)`` of its dtype."""
-        own = len(bound.spec.shape)
+        import numpy
+
         if bound.variable is None:
             assert bound.values is not None
             value = bound.values[chunk.slices[bound.dims[0]]]
         else:
             assert self.data is not None
             value = self.data.read(bound.variable, chunk.select(bound.dims))
-        batch = [dim for dim in chunk.dims if dim in bound.batch_dims]
-        order = [bound.batch_dims.index(dim) for dim in batch]
-        value = value.transpose(*order, *range(len(order), len(order) + own))
-        place = tuple(slice(None) if dim in batch else None for dim in chunk.dims)
-        return make_dense(value[place], chunk.shape, own, bound.spec.dtype)
+        return numpy.require(chunk.spread(value, bound.batch_dims), bound.spec.dtype, ["C", "A", "W"])
 
     def _place_failures(self, summary: Summary, chunk: Chunk) -> Summary:
         """Give failed elements their numbers among all."""
-        import numpy
-
-        numbers = []
-        for failure in summary.failures:
-            place = numpy.unravel_index(failure, chunk.shape) if chunk.shape else ()
-            numbers.append(self.grid.flatten_place([int(p) + a for p, a in zip(place, chunk.start, strict=True)]))
-        return dataclasses.replace(summary, failures=tuple(numbers))
+        places = (
+            [p + a for p, a in zip(find_place(n, chunk.shape), chunk.start, strict=True)] for n in summary.failures
+        )
+        return dataclasses.replace(summary, failures=tuple(find_number(place, self.grid.sizes) for place in places))
 
 
 def evaluate_chunk(task: tuple[int, ChunkRecord | None], job: Job) -> tuple[ChunkRecord, bool]:
@@ -228,18 +212,6 @@ def use_one_thread() -> None:
         blosc.use_threads = False
 
 
-def make_dense(value: numpy.ndarray, batch: tuple[int, ...], rank: int, dtype: str) -> numpy.ndarray:
-    """Return values that broadcast to a shape ``batch``, with ``rank`` dimensions of their own, as an array
-    ``(elements, *event)`` of a dtype, dense and to be written to."""
-    import numpy
-
-    shape = (*batch, *value.shape[value.ndim - rank :])
-    # What is broadcast cannot be written to, and would be copied.
-    wide = value if value.shape == shape else numpy.broadcast_to(value, shape)
-    wide = wide.reshape(math.prod(batch), *shape[len(batch) :])
-    return numpy.require(wide, dtype, ["C", "A", "W"])
-
-
 def digest_arrays(arrays: Mapping[str, numpy.ndarray]) -> dict[str, int]:
     """Return the CRC-32 of each array's bytes."""
     import numpy
@@ -254,13 +226,12 @@ def read_elements(opened: OpenJob, numbers: Sequence[int]) -> dict[str, torch.Te
     rows: dict[str, list[numpy.ndarray]] = {bound.spec.name: [] for bound in opened.binding.inputs}
     last, arrays = None, {}
     for number in sorted(numbers):
-        place = opened.grid.unflatten_place(number)
+        place = find_place(number, opened.grid.sizes)
         chunk = opened.grid.find_chunk(place)
         if chunk != last:
             arrays = {bound.spec.name: opened.read_input(bound, chunk) for bound in opened.binding.inputs}
             last = chunk
-        own = [p - a for p, a in zip(place, chunk.start, strict=True)]
-        row = int(numpy.ravel_multi_index(own, chunk.shape)) if own else 0
+        row = find_number([p - a for p, a in zip(place, chunk.start, strict=True)], chunk.shape)
         for name, value in arrays.items():
             rows[name].append(value[row])
     return {name: torch.from_numpy(numpy.stack(values)) for name, values in rows.items()}

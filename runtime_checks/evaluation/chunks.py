@@ -5,6 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy
 
 # Bytes of inputs and outputs of a chunk, unless the chunks of the data set are larger.
 CHUNK_BYTES = 64 * 2**20
@@ -34,6 +38,23 @@ class Chunk:
     def select(self, dims: Sequence[str]) -> tuple[slice, ...]:
         """Return the slices of some dimensions, all of one that the grid does not have."""
         return tuple(self.slices.get(dim, slice(None)) for dim in dims)
+
+    def spread(self, value: numpy.ndarray, dims: Sequence[str]) -> numpy.ndarray:
+        """Return a variable's values as ``(elements, *event)``, repeated along the dimensions that it lacks.
+
+        Args:
+            value: The values of a chunk; its first dimensions are those of elements.
+            dims: The names of these dimensions, in any order.
+        """
+        import numpy
+
+        own = value.shape[len(dims) :]
+        order = [dims.index(dim) for dim in self.dims if dim in dims]
+        value = value.transpose(*order, *range(len(dims), value.ndim))
+        value = value[tuple(slice(None) if dim in dims else None for dim in self.dims)]
+        # What is broadcast cannot be written to, and would be copied.
+        wide = value if value.shape == (*self.shape, *own) else numpy.broadcast_to(value, (*self.shape, *own))
+        return wide.reshape(math.prod(self.shape), *own)
 
     def describe(self) -> str:
         """Return the chunk as text: ``chunk 3: sample 200 to 299``."""
@@ -66,36 +87,29 @@ class Grid:
 
     def chunk(self, index: int) -> Chunk:
         """Return a chunk by its number; the last dimension changes first."""
-        places = []
-        rest = index
-        for count in reversed(self.counts):
-            rest, place = divmod(rest, count)
-            places.append(place)
-        start = tuple(p * step for p, step in zip(reversed(places), self.chunk_sizes, strict=True))
+        places = find_place(index, self.counts)
+        start = tuple(place * step for place, step in zip(places, self.chunk_sizes, strict=True))
         stop = tuple(min(a + c, n) for a, c, n in zip(start, self.chunk_sizes, self.sizes, strict=True))
         return Chunk(index, self.dims, start, stop)
 
-    def flatten_place(self, place: Sequence[int]) -> int:
-        """Return the number of an element among all of them, the last dimension first."""
-        number = 0
-        for position, size in zip(place, self.sizes, strict=True):
-            number = number * size + position
-        return number
-
-    def unflatten_place(self, number: int) -> tuple[int, ...]:
-        """Return the place of an element by its number."""
-        place = []
-        for size in reversed(self.sizes):
-            number, position = divmod(number, size)
-            place.append(position)
-        return tuple(reversed(place))
-
     def find_chunk(self, place: Sequence[int]) -> Chunk:
         """Return the chunk that an element is in."""
-        number = 0
-        for position, step, count in zip(place, self.chunk_sizes, self.counts, strict=True):
-            number = number * count + position // step
-        return self.chunk(number)
+        places = [position // step for position, step in zip(place, self.chunk_sizes, strict=True)]
+        return self.chunk(find_number(places, self.counts))
+
+
+def find_number(place: Sequence[int], sizes: Sequence[int]) -> int:
+    """Return the number of a place among all of a block; the last dimension changes first."""
+    import numpy
+
+    return int(numpy.ravel_multi_index(tuple(place), tuple(sizes)))
+
+
+def find_place(number: int, sizes: Sequence[int]) -> tuple[int, ...]:
+    """Return a place of a block by its number."""
+    import numpy
+
+    return tuple(map(int, numpy.unravel_index(number, tuple(sizes))))
 
 
 def plan_grid(

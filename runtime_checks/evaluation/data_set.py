@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from exporter.common.errors import MissingRuntimeError, UsageError, summarize_error
+from exporter.common.errors import UsageError, summarize_error
 
 if TYPE_CHECKING:
     import numpy
 
 NETCDF, PARQUET, ZARR = (".nc", ".nc4", ".netcdf", ".h5"), (".parquet", ".pq"), (".zarr",)
 SUFFIXES = (*ZARR, *NETCDF, *PARQUET)
-INSTALL = 'pip install "torchferry[data]"'
+# What of torchferry brings the packages that read and write them.
+EXTRA = "data"
 
 
 @dataclass(frozen=True)
@@ -49,22 +49,11 @@ class DataSet(Protocol):
 
     def list_coordinates(self) -> list[str]: ...
 
-    def find_variable(self, name: str, event_shape: Sequence[int | str]) -> Variable | None: ...
+    def find_variable(self, name: str, event_shape: Sequence[int | str] = ()) -> Variable | None: ...
 
     def close(self) -> None: ...
 
     def read(self, variable: Variable, slices: tuple[slice, ...]) -> numpy.ndarray: ...
-
-
-def import_data_package(name: str, where: str, mend: str = INSTALL) -> Any:
-    """Import a package that data sets need. Raises ``MissingRuntimeError`` without it."""
-    try:
-        return importlib.import_module(name)
-    except (ImportError, RuntimeError, OSError) as error:
-        # What it needs of the system may be missing too: a library of MPI.
-        raise MissingRuntimeError(
-            f"{name} is not installed, or does not load", where=where, got=str(error), mend=mend
-        ) from None
 
 
 def make_read_error(where: str, name: str, error: Exception) -> UsageError:

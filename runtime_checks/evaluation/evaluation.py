@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
-import math
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import BrokenExecutor
@@ -18,12 +16,14 @@ from typing import Any
 
 import torch
 from filelock import FileLock, Timeout
+from pydantic import TypeAdapter, ValidationError
 
 from exporter import __version__
 from exporter.common import task_pools
-from exporter.common.atomic_files import atomic_write_path, check_output_path
+from exporter.common.atomic_files import check_output_path
 from exporter.common.errors import OutputError, RunError, UsageError
 from exporter.common.result_log import ResultLog, digest_files, read_digest
+from exporter.common.schedulers import MakePool
 from runtime_checks.evaluation.chunk_evaluation import (
     ChunkRecord,
     DataRequest,
@@ -35,17 +35,16 @@ from runtime_checks.evaluation.chunk_evaluation import (
     make_results_error,
     open_job,
     read_elements,
-    record_from_dict,
 )
 from runtime_checks.evaluation.data_sets import digest_data
 from runtime_checks.evaluation.evaluator import FileRequest
-from runtime_checks.evaluation.schedulers import MakePool
 from runtime_checks.evaluation.summaries import Summary
-from runtime_checks.failure_replay import ELEMENTS, INPUTS, STEP
+from runtime_checks.failure_replay import write_failures
 
 UNFINISHED, LOG, STORE, LOCK = ".unfinished", "chunks.jsonl", "store", "lock"
 # How often a chunk is tried again alone whose worker has died.
 TRIES = 2
+_RECORDS = TypeAdapter(ChunkRecord)
 
 
 @dataclass(frozen=True)
@@ -81,6 +80,7 @@ class Evaluation:
         chunks: The number of chunks.
         elements: The number of elements.
         finished: The number of chunks that are written.
+        studied: What is varied, by its names in the results.
         shapes: The own shapes of outputs and of what is varied, by name.
     """
 
@@ -99,23 +99,15 @@ class Evaluation:
         output = self.output = output.absolute()
         self._folder = output.with_name(output.name + UNFINISHED)
         self._check_output()
-        job = Job(file, data, self._folder / STORE, output.suffix)
-        opened = open_job(job)
-        contract = opened.evaluator.contract
-        # What is said of the results does not depend on who evaluates them.
-        attributes = (
-            ("title", contract.name),
-            ("source", f"torchferry {__version__}: {file.method} of {file.path.name}, graphs {contract.graph}"),
-        )
         file_digest = digest_files([], [file.path])
-        state = _digest(job, opened, file_digest)
-        close_job()
-        self._job = dataclasses.replace(job, attributes=attributes, state=state, file_digest=file_digest)
+        data_digest = digest_data(data.path) if data.path is not None else ""
+        self._job = Job(file, data, self._folder / STORE, output.suffix, file_digest, data_digest)
         self._opened: OpenJob = open_job(self._job)
         self.chunks, self.elements = len(self._opened.grid), self._opened.grid.elements
         self.finished = 0
+        self.studied = tuple(list_studies(self._opened.binding))
         self.shapes = {output.name: output.shape for output in self._opened.binding.outputs}
-        self.shapes |= dict.fromkeys(list_studies(self._opened.binding), ())
+        self.shapes |= dict.fromkeys(self.studied, ())
 
     def run(
         self,
@@ -183,7 +175,7 @@ class Evaluation:
             records[record.index] = record
             kept += not is_new
             if is_new:
-                log.add(record.as_dict())
+                log.add(_RECORDS.dump_python(record, mode="json"))
             self.finished = len(records)
             watch(Progress(self.finished, self.chunks, kept))
         total = Summary()
@@ -211,7 +203,8 @@ class Evaluation:
 
     def _open_log(self) -> ResultLog:
         """Open the log of this evaluation. Raises ``UsageError`` if what is there is of another one."""
-        digest, path = self._job.state, self._folder / LOG
+        texts = [__version__, torch.__version__, repr(self._job), repr(self._opened.grid)]
+        digest, path = digest_files(texts, []), self._folder / LOG
         before = read_digest(path)
         if before not in ("", digest):
             what = "there are unfinished results of another evaluation: the file, the data, an option or torch differs"
@@ -222,8 +215,8 @@ class Evaluation:
     def _read_records(self, log: ResultLog) -> Iterator[ChunkRecord]:
         for values in log.results:
             try:
-                record = record_from_dict(values)
-            except ValueError:
+                record = _RECORDS.validate_python(values)
+            except ValidationError:
                 continue
             if 0 <= record.index < self.chunks:
                 yield record
@@ -231,58 +224,4 @@ class Evaluation:
     def _write_failures(self, path: Path, summary: Summary) -> None:
         """Write the inputs of elements that failed."""
         numbers = sorted(summary.failures)
-        tensors: dict[str, torch.Tensor] = {
-            f"{INPUTS}/{name}": value for name, value in read_elements(self._opened, numbers).items()
-        }
-        tensors |= {ELEMENTS: torch.tensor(numbers), STEP: torch.tensor(0)}
-        with atomic_write_path(path) as temporary_path:
-            torch.save(tuple(tensors.items()), temporary_path)
-
-
-def _digest(job: Job, opened: OpenJob, file_digest: str) -> str:
-    """Return a digest of what the results depend on."""
-    where = digest_data(job.data.path) if job.data.path is not None else ""
-    texts = [__version__, torch.__version__, repr(job.data), repr(opened.grid), job.suffix, where]
-    texts += [job.file.method, job.file.engine]
-    return hashlib.sha256(f"{texts} {file_digest}".encode()).hexdigest()
-
-
-def parse_study(text: str) -> tuple[str, tuple[float, ...]]:
-    """Return the name and the values of ``NAME=LOW:HIGH:COUNT``, ``NAME=LOW:HIGH:COUNT:log`` or ``NAME=A,B,...``.
-
-    Raises ``UsageError`` for another text, and for numbers that are not finite."""
-    name, equals, rest = text.partition("=")
-    try:
-        values = _parse_values(rest)
-    except ValueError:
-        values = ()
-    if not (name and equals and values) or not all(map(math.isfinite, values)):
-        expected = "NAME=LOW:HIGH:COUNT, NAME=LOW:HIGH:COUNT:log, or NAME=VALUE,VALUE,..."
-        mend = "give finite numbers, and at least one"
-        raise UsageError("values to vary are not understood", where="--vary", got=text, expected=expected, mend=mend)
-    return name, values
-
-
-def _parse_values(text: str) -> tuple[float, ...]:
-    parts = text.split(":")
-    if len(parts) == 1:
-        return tuple(map(float, text.split(",")))
-    if len(parts) < 3:
-        raise ValueError(text)
-    low, high, count = float(parts[0]), float(parts[1]), int(parts[2])
-    if not 1 <= count <= 10**6 or len(parts) > 4 or parts[3:] not in ([], ["log"]):
-        raise ValueError(text)
-    if parts[3:]:
-        low, high = math.log(low), math.log(high)
-    steps = [low + (high - low) * k / max(count - 1, 1) for k in range(count)]
-    values = [math.exp(value) for value in steps] if parts[3:] else steps
-    # The ends are as they were given.
-    return tuple([float(parts[0]), *values[1:-1], float(parts[1])][:count] if count > 1 else values)
-
-
-def parse_pairs(texts: list[str], option: str) -> tuple[tuple[str, str], ...]:
-    """Return the pairs of ``INPUT=VARIABLE`` texts. Raises ``UsageError`` for another text."""
-    pairs = [text.partition("=") for text in texts]
-    if wrong := next((t for t, (a, _, b) in zip(texts, pairs, strict=True) if not (a and b)), None):
-        raise UsageError("a name is not understood", where=option, got=wrong, expected="INPUT=VARIABLE")
-    return tuple((a, b) for a, _, b in pairs)
+        write_failures(path, read_elements(self._opened, numbers), torch.tensor(numbers), 0)

@@ -15,6 +15,7 @@ from exporter.archive.kernel_container import is_kernel
 from exporter.common.errors import UsageError
 from runtime_checks.engines.selection import ENGINES, TORCHSCRIPT
 from runtime_checks.evaluation.summaries import FAILURES, NO_NUMBER, Summary, measure_extent
+from runtime_checks.failure_replay import INFO, STATUS
 from runtime_checks.kernels.numpy_kernel import Kernel
 from runtime_checks.model import load
 from runtime_checks.native_code import GRAPHS
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 # Elements of one call: what a graph computes on the way for so many fits into the cache of a core.
 SLICE = 16_384
-INFO = "newton_info"
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class Evaluator:
         # Where an element that has failed shows it by NaN, only those are solved again to hear why.
         asked = are_nan if all(s.on_failure == "nan" for s in solvers) else torch.ones_like(are_nan)
         if bool(asked.any()):
-            reported = self._call(INFO, {name: arrays[name][asked.numpy()] for name in info.inputs})["status"]
+            reported = self._call(INFO, {name: arrays[name][asked.numpy()] for name in info.inputs})[STATUS]
             own = reported.reshape(len(reported), -1).amax(1).long()
             statuses[asked] = torch.where(own != 0, own, statuses[asked])
         return statuses

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exporter.common.errors import UsageError, summarize_error
+from exporter.common.optional_packages import import_package
 from runtime_checks.component_names import list_components
-from runtime_checks.evaluation.data_set import Variable, import_data_package, make_read_error
+from runtime_checks.evaluation.data_set import EXTRA, Variable, make_read_error
 
 if TYPE_CHECKING:
     import numpy
@@ -26,7 +27,7 @@ class ParquetData:
     """The columns of tables, one below the other."""
 
     def __init__(self, files: Sequence[Path], where: str) -> None:
-        parquet = import_data_package("pyarrow.parquet", where)
+        parquet = import_package("pyarrow.parquet", where, EXTRA)
         self.where = where
         try:
             self._files = [parquet.ParquetFile(file) for file in files]
@@ -53,7 +54,7 @@ class ParquetData:
         """Return nothing: a table has columns alone."""
         return []
 
-    def find_variable(self, name: str, event_shape: Sequence[int | str]) -> Variable | None:
+    def find_variable(self, name: str, event_shape: Sequence[int | str] = ()) -> Variable | None:
         """Return a variable: a column of its name, or one for each of its numbers."""
         columns = self._list_columns(name, event_shape)
         if not columns:

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from exporter.common.atomic_files import atomic_write_path
 from exporter.common.errors import UsageError
+from exporter.common.optional_packages import import_package
 from runtime_checks.component_names import list_components
 from runtime_checks.evaluation.chunks import Chunk, Grid
-from runtime_checks.evaluation.data_set import NETCDF, PARQUET, SUFFIXES, ZARR, import_data_package
+from runtime_checks.evaluation.data_set import EXTRA, NETCDF, PARQUET, SUFFIXES, ZARR
 
 if TYPE_CHECKING:
     import numpy
@@ -81,7 +82,7 @@ class ZarrResults:
     """Results as a store of Zarr: each chunk is a chunk of each variable."""
 
     def __init__(self, folder: Path, layout: Layout) -> None:
-        self._zarr = import_data_package("zarr", "--output")
+        self._zarr = import_package("zarr", "--output", EXTRA)
         self._folder, self._layout = folder, layout
         self._group: Any = None
 
@@ -145,7 +146,7 @@ class NetcdfResults(ZarrResults):
 
     def __init__(self, folder: Path, layout: Layout) -> None:
         super().__init__(folder, layout)
-        self._h5netcdf = import_data_package("h5netcdf", "--output")
+        self._h5netcdf = import_package("h5netcdf", "--output", EXTRA)
 
     def finish(self, output: Path, tell: Callable[[int], object]) -> None:
         """Copy the store into a file, chunk by chunk."""
@@ -175,7 +176,7 @@ class ParquetResults:
     """Results as a table, a row for each element: a file for each chunk, which are row groups of one at the end."""
 
     def __init__(self, folder: Path, layout: Layout) -> None:
-        self._parquet = import_data_package("pyarrow.parquet", "--output")
+        self._parquet = import_package("pyarrow.parquet", "--output", EXTRA)
         self._folder, self._layout = folder, layout
 
     def create(self) -> None:
@@ -230,7 +231,7 @@ class ParquetResults:
             columns = {f"{dim}_index": row + a for dim, row, a in zip(grid.dims, places, chunk.start, strict=True)}
         fields = []
         for variable in self._layout.variables:
-            rows = _repeat(arrays[variable.name], variable.dims, chunk, grid)
+            rows = chunk.spread(arrays[variable.name], [dim for dim in variable.dims if dim in grid.dims])
             names = [text for text, _ in list_components(variable.name, rows.shape[1:])]
             columns |= dict(zip(names, rows.reshape(len(rows), -1).T, strict=True))
             fields += [(name, dict(variable.attributes)) for name in names]
@@ -244,14 +245,3 @@ def select_variables(layout: Layout, chunk: Chunk) -> list[StoredVariable]:
     """Return the variables that a chunk writes: of one that lacks a dimension, the first chunk along that."""
     starts = dict(zip(chunk.dims, chunk.start, strict=True))
     return [v for v in layout.variables if all(start == 0 for dim, start in starts.items() if dim not in v.dims)]
-
-
-def _repeat(value: numpy.ndarray, dims: Sequence[str], chunk: Chunk, grid: Grid) -> numpy.ndarray:
-    """Return values as a row for each element, repeated along the dimensions that they lack."""
-    import numpy
-
-    batch = [dim for dim in dims if dim in grid.dims]
-    own = value.shape[len(batch) :]
-    place = tuple(slice(None) if dim in batch else None for dim in grid.dims)
-    wide = numpy.broadcast_to(value[place], (*chunk.shape, *own))
-    return wide.reshape(-1, *own)

@@ -2,68 +2,91 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from exporter.common.errors import UsageError
-from runtime_checks.component_names import find_component
-from runtime_checks.evaluation.binding import STATUS
-from runtime_checks.evaluation.data_set import PARQUET
+from exporter.common.errors import UsageError, suggest_names
+from runtime_checks.component_names import Index, find_component
+from runtime_checks.evaluation.data_set import PARQUET, DataSet
 from runtime_checks.evaluation.data_sets import open_data_set
-from runtime_checks.history_plot import draw, parse_curves
+from runtime_checks.evaluation.evaluation import Evaluation
+from runtime_checks.history_plot import PANELS, Component, draw
 
 # More numbers are not drawn: nobody sees them.
 NUMBERS = 10_000_000
-PANELS = 6
 
 
-def check_curves(curves: Sequence[str], shapes: Mapping[str, Sequence[int]], suffix: str) -> None:
-    """Raise ``UsageError`` for curves of what an evaluation does not give, and for results that have no dimensions.
+@dataclass(frozen=True)
+class StudyCurve:
+    """A component of an output, as ``text`` names it, drawn ``over`` one of what was varied."""
+
+    text: str
+    name: str
+    index: Index
+    over: str
+
+
+def parse_study_curves(texts: Sequence[str], evaluation: Evaluation, results: Path) -> list[StudyCurve]:
+    """Parse what is drawn, before anything is computed.
 
     Args:
-        curves: Texts such as ``stress[0]:E``.
-        shapes: The own shapes of outputs and of what is varied.
-        suffix: That of the results.
+        texts: Texts such as ``stress[0]:E``, or ``stress[0]`` over the first of what is varied; without any the first
+            component of each output is taken.
+        evaluation: What is to be drawn.
+        results: Where its results go.
+
+    Returns:
+        A curve for each text.
+
+    Raises:
+        UsageError: A text names what is not there, or results have no dimensions.
     """
-    if suffix in PARQUET:
+    if results.suffix in PARQUET:
         what, mend = "a table is not drawn over what is varied", "write to .zarr or .nc"
-        raise UsageError(what, where="--plot", got=suffix, expected="results with dimensions", mend=mend)
-    for text in curves:
-        for part in filter(None, text.split(":")):
-            find_component(part.strip(), shapes, f"--curve {text}")
+        raise UsageError(what, where="--plot", got=results.suffix, expected="results with dimensions", mend=mend)
+    shapes, studied = evaluation.shapes, evaluation.studied
+    if not texts:
+        firsts = {name: ",".join("0" * len(shape)) for name, shape in shapes.items() if name not in studied}
+        texts = [f"{name}[{zeros}]" if zeros else name for name, zeros in firsts.items()][:PANELS]
+    curves = []
+    for text in texts:
+        up, _, over = (part.strip() for part in text.partition(":"))
+        if over and over not in studied:
+            what, where = f"{over!r} is not varied", f"--curve {text}"
+            raise UsageError(what, where=where, got=over, expected=suggest_names(over, studied))
+        curves.append(StudyCurve(up, *find_component(up, shapes, f"--curve {text}"), over or studied[0]))
+    return curves
 
 
-def draw_study(results: Path, studied: Sequence[str], curves: Sequence[str], picture: Path) -> None:
-    """Draw results over what was varied, over the first of it unless curves say otherwise.
+def draw_study(results: Path, curves: Sequence[StudyCurve], picture: Path) -> None:
+    """Draw results over what was varied.
 
     Args:
         results: What an evaluation has written.
-        studied: Names of what was varied.
-        curves: Texts such as ``stress[0]:E``; by default the first component of each output.
+        curves: What is drawn, a panel each.
         picture: An ``.svg``, ``.png`` or ``.pdf``.
 
     Raises:
-        UsageError: A curve names what is not there, or there are too many numbers.
+        UsageError: There are too many numbers.
         MissingRuntimeError: matplotlib is missing.
     """
-    over = next((c.partition(":")[2] for c in curves if c.partition(":")[2] in studied), studied[0])
     data = open_data_set(results)
-    values, ranks = {}, {}
-    for name in data.list_names():
-        variable = data.find_variable(name, ())
-        if variable is None or name == STATUS or (over not in variable.dims):
-            continue
-        own = [dim for dim in variable.dims if dim.startswith(f"{name}_")]
-        if torch.Size(variable.shape).numel() > NUMBERS:
-            what, mend = "there are too many numbers to draw", "leave --plot out, and draw some of them"
-            got, expected = f"{variable.describe()}", f"at most {NUMBERS:,}"
-            raise UsageError(what, where="--plot", got=got, expected=expected, mend=mend)
-        value = torch.from_numpy(data.read(variable, (slice(None),) * len(variable.dims)))
-        value = value.movedim(variable.dims.index(over), 0)
-        values[name], ranks[name] = value.reshape(len(value), -1, *value.shape[value.ndim - len(own) :]), len(own)
-    if not curves:
-        outputs = [name for name in values if name not in studied][:PANELS]
-        curves = [f"{n}[{','.join('0' * ranks[n])}]:{over}" if ranks[n] else f"{n}:{over}" for n in outputs]
-    draw(parse_curves(list(curves), values, ranks), picture)
+    draw(
+        [(_select(data, curve), _select(data, StudyCurve(curve.over, curve.over, (), curve.over))) for curve in curves],
+        picture,
+    )
+
+
+def _select(data: DataSet, curve: StudyCurve) -> Component:
+    """Read a component as ``(values, lines)``, the values of what it is drawn over first."""
+    variable: Any = data.find_variable(curve.name)
+    if torch.Size(variable.shape).numel() > NUMBERS:
+        what, mend = "there are too many numbers to draw", "leave --plot out, and draw some of them"
+        raise UsageError(what, where="--plot", got=variable.describe(), expected=f"at most {NUMBERS:,}", mend=mend)
+    value = torch.from_numpy(data.read(variable, (slice(None),) * len(variable.dims)))[(..., *curve.index)]
+    value = value.movedim(variable.dims.index(curve.over), 0)
+    return Component(curve.text, value.reshape(len(value), -1))

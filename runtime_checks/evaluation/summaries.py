@@ -60,7 +60,7 @@ class Summary:
         return sum(count for status, count in self.statuses.items() if status)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the summary for JSON, which has no infinity."""
+        """Return the summary for machines: JSON has no infinity."""
         return {
             "elements": self.elements,
             "statuses": {str(status): count for status, count in self.statuses.items()},
@@ -68,13 +68,6 @@ class Summary:
             "outputs": {name: _extent_as_dict(extent) for name, extent in self.outputs.items()},
             "failures": list(self.failures),
         }
-
-
-def summary_from_dict(values: Mapping[str, Any]) -> Summary:
-    """Return the summary that ``as_dict`` has written."""
-    inputs, outputs = ({n: _read_extent(v) for n, v in values[role].items()} for role in ("inputs", "outputs"))
-    statuses = {int(status): count for status, count in values["statuses"].items()}
-    return Summary(values["elements"], statuses, inputs, outputs, tuple(values["failures"]))
 
 
 def measure_extent(values: torch.Tensor, bounds: Range | None = None) -> Extent:
@@ -106,7 +99,3 @@ def _add_extents(one: Mapping[str, Extent], other: Mapping[str, Extent]) -> dict
 def _extent_as_dict(extent: Extent) -> dict[str, Any]:
     low, high = (value if math.isfinite(value) else str(value) for value in (extent.low, extent.high))
     return {"min": low, "max": high, "nan": extent.nan, "outside": extent.outside}
-
-
-def _read_extent(values: Mapping[str, Any]) -> Extent:
-    return Extent(float(values["min"]), float(values["max"]), values["nan"], values["outside"])

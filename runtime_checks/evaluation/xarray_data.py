@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exporter.common.errors import UsageError, summarize_error
-from runtime_checks.evaluation.data_set import Variable, import_data_package, make_read_error
+from exporter.common.optional_packages import import_package
+from runtime_checks.evaluation.data_set import EXTRA, Variable, make_read_error
 
 if TYPE_CHECKING:
     import numpy
@@ -58,8 +59,8 @@ class XarrayData:
 
 def open_by_xarray(path: Path, engine: str, **options: Any) -> XarrayData:
     """Open a file or a store. Raises ``UsageError`` if it cannot be read, ``MissingRuntimeError`` without a package."""
-    xarray = import_data_package("xarray", str(path))
-    import_data_package(engine, str(path))
+    xarray = import_package("xarray", str(path), EXTRA)
+    import_package(engine, str(path), EXTRA)
     try:
         # Values are read when they are asked for: no index is made, and no time is decoded, of what is not an input.
         dataset = xarray.open_dataset(

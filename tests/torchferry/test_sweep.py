@@ -9,8 +9,8 @@ from project import RATES
 from sweep_jobs import DEAF_SECONDS, dies_on_rate_b, fake_convert, fake_export, goes_on_at_rate_b
 
 from exporter.common.errors import MissingRuntimeError, UsageError
+from exporter.common.schedulers import _Borrowed
 from exporter.common.task_pools import make_pool_factory
-from runtime_checks.evaluation.schedulers import _Borrowed
 from torchferry import sweep
 from torchferry.cli.app import run
 from torchferry.sweep import Steps

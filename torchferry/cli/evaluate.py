@@ -97,14 +97,13 @@ def command(
     """
     with pause_collection():
         from exporter.common.errors import UsageError
+        from exporter.common.schedulers import is_of_this_process
         from exporter.common.temporary_folders import temporary_folder
         from runtime_checks.evaluation.chunk_evaluation import DataRequest
-        from runtime_checks.evaluation.evaluation import parse_pairs, parse_study
         from runtime_checks.evaluation.evaluator import FileRequest
-        from runtime_checks.evaluation.schedulers import check_scheduler, is_of_this_process
         from torchferry.cli.confined_process import Confinement, import_early, make_preparation, run_confined
+        from torchferry.cli.study_values import parse_pairs, parse_study
 
-    check_scheduler(scheduler)
     studies = tuple(map(parse_study, vary or []))
     if (curve or plot) and not studies:
         what, mend = "there is nothing varied to draw over", "leave --plot out, or vary something"
@@ -140,9 +139,9 @@ def command(
 
 
 def _evaluate(request: _Request, scheduler: str, prepare: Callable[[], None] | None = None) -> None:
+    from exporter.common.schedulers import open_pools
     from runtime_checks.evaluation.evaluation import Evaluation
-    from runtime_checks.evaluation.schedulers import open_pools
-    from runtime_checks.evaluation.study_plot import check_curves
+    from runtime_checks.evaluation.study_plot import draw_study, parse_study_curves
     from torchferry.options import choose_jobs
 
     with open_pools(scheduler, choose_jobs(None), prepare) as make_pool:
@@ -150,8 +149,7 @@ def _evaluate(request: _Request, scheduler: str, prepare: Callable[[], None] | N
             # Another process of MPI tells what was done.
             return
         evaluation = Evaluation(request.file, request.data, request.output)
-        if request.plot is not None:
-            check_curves(request.curves, evaluation.shapes, request.output.suffix)
+        curves = parse_study_curves(request.curves, evaluation, request.output) if request.plot is not None else []
         try:
             with _show_progress(evaluation, is_silent=request.as_json) as watch:
                 result = evaluation.run(make_pool, failures=request.failures, watch=watch)
@@ -161,7 +159,7 @@ def _evaluate(request: _Request, scheduler: str, prepare: Callable[[], None] | N
                 err.print(text, soft_wrap=True)
             raise
     if request.plot is not None:
-        _draw(request, request.plot)
+        draw_study(request.output, curves, request.plot)
     if request.as_json:
         print_json(result.as_dict())
         return
@@ -208,9 +206,3 @@ def _format_extent(extent: Extent) -> Sequence[str]:
     is_empty = extent.low > extent.high
     low, high = ("", "") if is_empty else (f"{extent.low:.6g}", f"{extent.high:.6g}")
     return low, high, f"{extent.nan:,}" if extent.nan else ""
-
-
-def _draw(request: _Request, picture: Path) -> None:
-    from runtime_checks.evaluation.study_plot import draw_study
-
-    draw_study(request.output, [name for name, _ in request.data.studies], request.curves, picture)

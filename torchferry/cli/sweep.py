@@ -61,7 +61,7 @@ def command(
     import torchferry
     from exporter.archive.formats import resolve_formats
     from exporter.common.errors import UsageError
-    from runtime_checks.evaluation.schedulers import is_of_this_process, open_pools
+    from exporter.common.schedulers import is_of_this_process, open_pools
     from torchferry.sweep import CRASHED, Steps, rows_to_json, sweep
     from torchferry.sweep_report import describe_versions, render_coverage_page
 

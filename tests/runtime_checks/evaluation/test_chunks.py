@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 import math
 
+import numpy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime_checks.evaluation.chunks import CHUNK_BYTES, LARGEST, Grid, plan_grid
+from runtime_checks.evaluation.chunks import CHUNK_BYTES, LARGEST, Chunk, Grid, find_number, find_place, plan_grid
 
 SIZES = st.lists(st.integers(1, 9), max_size=3)
 
@@ -26,12 +27,12 @@ def test_chunks_cover_every_element_once(data, sizes):
     places = list_places(grid)
     assert len(places) == len(set(places)) == grid.elements == math.prod(sizes)
     for place in places:
-        number = grid.flatten_place(place)
-        assert grid.unflatten_place(number) == place
+        number = find_number(place, grid.sizes)
+        assert find_place(number, grid.sizes) == place
         chunk = grid.find_chunk(place)
         assert all(a <= p < b for a, p, b in zip(chunk.start, place, chunk.stop, strict=True))
         assert grid.chunk(chunk.index) == chunk
-    assert sorted(map(grid.flatten_place, places)) == list(range(grid.elements))
+    assert sorted(find_number(place, grid.sizes) for place in places) == list(range(grid.elements))
 
 
 @given(st.lists(st.tuples(st.integers(1, 50), st.integers(1, 12)), min_size=1, max_size=3), st.integers(1, 400))
@@ -52,6 +53,17 @@ def test_a_number_of_elements_that_is_asked_for():
     assert plan_grid({"t": 10, "x": 1000}, {}, 8, elements=300).chunk_sizes == (1, 300)
     assert plan_grid({"t": 10, "x": 100}, {}, 8, elements=300).chunk_sizes == (3, 100)
     assert plan_grid({"x": 10}, {}, 8, elements=300).chunk_sizes == (10,)
+
+
+def test_values_are_spread_over_a_chunk():
+    """As broadcasting by name has it: dimensions in any order, and repeated where they lack."""
+    chunk = Chunk(0, ("t", "x", "y"), (0, 0, 0), (2, 3, 4))
+    value = numpy.arange(40.0).reshape(4, 2, 5)
+    spread = chunk.spread(value, ["y", "t"]).reshape(2, 3, 4, 5)
+    for t, x, y in itertools.product(range(2), range(3), range(4)):
+        assert numpy.array_equal(spread[t, x, y], value[y, t])
+    whole = numpy.zeros((2, 3, 4))
+    assert numpy.shares_memory(chunk.spread(whole, ["t", "x", "y"]), whole)
 
 
 def test_what_is_studied_by_parameter_is_alone_in_a_chunk():

@@ -33,11 +33,11 @@ from project import ARTIFACTS, ROOT, skip_checks
 
 import torchferry
 from exporter.common.errors import OutputError, RunError, UsageError
+from exporter.common.schedulers import _Borrowed
 from runtime_checks.evaluation import evaluation as module
 from runtime_checks.evaluation.chunk_evaluation import DataRequest, OpenJob, close_job
-from runtime_checks.evaluation.evaluation import Evaluation, parse_study
+from runtime_checks.evaluation.evaluation import Evaluation
 from runtime_checks.evaluation.evaluator import FileRequest
-from runtime_checks.evaluation.schedulers import _Borrowed
 from runtime_checks.failure_replay import read_failures
 
 
@@ -516,29 +516,6 @@ def test_results_of_an_unknown_kind(tmp_path, data, suffix):
 def test_what_chunks_are_asked_for(tmp_path, data):
     with pytest.raises(UsageError, match="a chunk has elements"):
         evaluate(data, tmp_path / "out.zarr", elements=0)
-
-
-@pytest.mark.parametrize(
-    ("text", "values"),
-    [
-        ("E=1:3:3", (1.0, 2.0, 3.0)),
-        ("E=1e5:3e5:2", (1e5, 3e5)),
-        ("n=2,5", (2.0, 5.0)),
-        ("n=7", (7.0,)),
-        ("E=1:100:3:log", (1.0, pytest.approx(10.0), 100.0)),
-        ("a.b=0:1:1", (0.0,)),
-    ],
-)
-def test_values_to_vary(text, values):
-    assert parse_study(text) == (text.partition("=")[0], values)
-
-
-@pytest.mark.parametrize(
-    "text", ["E", "E=", "=1", "E=1:2", "E=1:2:0", "E=1:2:3:lin", "E=1:2:3:log:4", "E=a", "E=nan", "E=0:1:3:log", "E=1,"]
-)
-def test_values_that_are_not_understood(text):
-    with pytest.raises(UsageError, match="not understood"):
-        parse_study(text)
 
 
 def test_a_summary_is_written_as_json(tmp_path, data):

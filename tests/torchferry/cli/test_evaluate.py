@@ -60,15 +60,14 @@ def test_what_is_said_of_the_results(tmp_path, data):
 
 def test_json_and_a_picture(tmp_path, data):
     arguments = ("--vary", "residual.hardening=1e3:1e5:5:log", "--vary", "ep~1=0,0.1", "--json")
-    picture = ("--plot", tmp_path / "study.svg", "--curve", "stress[0]:residual.hardening", "--curve", "ep:ep~1")
-    code, text, err = run(RETURN_MAP, data, "-o", tmp_path / "out.zarr", *arguments, *picture)
-    assert code == 2
-    assert json.loads(text)["error"] == "UsageError"
-    assert "'ep~1'" in err or "'ep~1'" in text
-    code, text, _ = run(RETURN_MAP, data, "-o", tmp_path / "two.zarr", *arguments, *picture[:-2])
+    picture = ("--plot", tmp_path / "study.svg", "--curve", "stress[0]", "--curve", "ep:ep~1")
+    code, text, _ = run(RETURN_MAP, data, "-o", tmp_path / "out.zarr", *arguments, *picture)
     assert code == 0
     assert json.loads(text)["summary"]["elements"] == 1000
-    assert "stress[0]" in (tmp_path / "study.svg").read_text() or (tmp_path / "study.svg").stat().st_size > 5000
+    # matplotlib writes each text as a comment too: a panel over each of what is varied.
+    drawn = (tmp_path / "study.svg").read_text()
+    for label in ("stress[0]", "residual.hardening", "ep", "ep~1"):
+        assert f"<!-- {label} -->" in drawn
 
 
 @pytest.mark.parametrize(
@@ -82,6 +81,7 @@ def test_json_and_a_picture(tmp_path, data):
         (["-o", "out.zarr", "--plot", "a.svg"], "nothing varied to draw over"),
         (["-o", "out.parquet", "--plot", "a.svg", "--vary", "ep~1=1"], "a table is not drawn"),
         (["-o", "out.zarr", "--plot", "a.svg", "--vary", "ep~1=1", "--curve", "eps:ep~1"], "no variable 'eps'"),
+        (["-o", "out.zarr", "--plot", "a.svg", "--vary", "ep~1=1", "--curve", "ep:strain"], "'strain' is not varied"),
         (["-o", "out.zarr", "--failures", "steps.parquet"], "over another one of this command"),
         (["-o", "out.zarr", "--curve", "ep", "--vary", "ep~1=1"], "curves need a picture"),
         (["-o", "out.zarr", "--method", "backward"], "no method 'backward'"),

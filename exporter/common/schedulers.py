@@ -1,4 +1,4 @@
-"""Where chunks are evaluated: threads or processes of this machine, or those of Dask, SLURM and MPI.
+"""Who does many tasks: threads or processes of this machine, or those of Dask, SLURM and MPI.
 
 Each is an executor of ``concurrent.futures``; nothing here distributes anything itself."""
 
@@ -12,11 +12,12 @@ from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future,
 from typing import Any
 
 from exporter.common.errors import MissingRuntimeError, UsageError, summarize_error
+from exporter.common.optional_packages import import_package
 from exporter.common.task_pools import make_pool_factory
-from runtime_checks.evaluation.chunk_evaluation import use_one_thread
-from runtime_checks.evaluation.data_set import import_data_package
 
 THREADS, PROCESSES, SLURM, MPI = "threads", "processes", "slurm", "mpi"
+# An extra of torchferry; that of MPI is called as its scheduler.
+DASK = "dask"
 EXPECTED = "threads, processes, threads:N, processes:N, slurm:N, mpi, or the address of a scheduler of Dask: tcp://..."
 _LOCAL = re.compile(r"(threads|processes|slurm)(?::([0-9]{1,6}))?")
 _ADDRESS = re.compile(r"(tcp|tls|ucx|ws|wss|inproc)://.+")
@@ -34,7 +35,7 @@ def check_scheduler(scheduler: str) -> None:
 
 
 def is_of_this_process(scheduler: str) -> bool:
-    """Return whether chunks are evaluated in the process that asks."""
+    """Return whether tasks are done in the process that asks."""
     return scheduler.startswith(THREADS)
 
 
@@ -54,22 +55,21 @@ def open_pools(scheduler: str, jobs: int, prepare: Callable[[], Any] | None = No
     check_scheduler(scheduler)
     kind, _, count = scheduler.partition(":")
     if kind == THREADS:
-        yield lambda: ThreadPoolExecutor(int(count or jobs * THREADS_PER_CORE), initializer=use_one_thread)
+        yield lambda: ThreadPoolExecutor(int(count or jobs * THREADS_PER_CORE))
     elif kind == PROCESSES:
         yield make_pool_factory(int(count or jobs), prepare)
     elif kind == MPI:
-        mend = 'pip install "torchferry[mpi]"'
-        futures = import_data_package("mpi4py.futures", "--scheduler", mend)
+        futures = import_package("mpi4py.futures", "--scheduler", MPI)
         try:
             with futures.MPICommExecutor() as executor:
                 # The pool is that of all ranks: whoever is done with it leaves it open.
                 yield None if executor is None else lambda: _Borrowed(executor)
         finally:
             # A command ends without what C registers for the end of a process.
-            import_data_package("mpi4py.MPI", "--scheduler", mend).Finalize()
+            import_package("mpi4py.MPI", "--scheduler", MPI).Finalize()
     else:
         with _connect(scheduler, int(count or jobs) if kind == SLURM else 0) as client:
-            distributed = import_data_package("distributed", "--scheduler")
+            distributed = import_package("distributed", "--scheduler", DASK)
             deaths = (distributed.KilledWorker, distributed.comm.CommClosedError)
             yield lambda: _Borrowed(client.get_executor(), deaths)
 
@@ -112,13 +112,12 @@ class _Borrowed(Executor):
 @contextlib.contextmanager
 def _connect(scheduler: str, workers: int) -> Iterator[Any]:
     """Yield a client of Dask: of the scheduler at an address, or of ``workers`` that SLURM is asked for."""
-    mend = 'pip install "torchferry[dask]"'
-    distributed = import_data_package("distributed", "--scheduler", mend)
+    distributed = import_package("distributed", "--scheduler", DASK)
     with contextlib.ExitStack() as stack:
         address: Any = scheduler
         if workers:
             # Queue, memory and so on stand in the configuration of dask-jobqueue.
-            jobqueue = import_data_package("dask_jobqueue", "--scheduler", mend)
+            jobqueue = import_package("dask_jobqueue", "--scheduler", DASK)
             try:
                 address = stack.enter_context(jobqueue.SLURMCluster())
                 address.scale(jobs=workers)
