@@ -8,7 +8,7 @@ import torch
 
 from exporter.archive.formats import FORMATS, infer_format
 from exporter.archive.kernel_container import KernelFiles
-from exporter.archive.module_tensors import read_module_tensors
+from exporter.archive.module_objects import read_module_tensors
 from exporter.archive.onnx_container import OnnxFiles
 from exporter.archive.pt_archive import Archive
 from runtime_checks.kernels.embedded import EmbeddedKernel, embedded_kernel

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,11 @@ import torch
 
 from exporter.archive import onnx_container, pt_archive
 from exporter.archive.contract import Contract
+from exporter.archive.pt_archive import Archive
 from exporter.archive.tensor_spec import name_dtype
 from exporter.common.errors import ArchiveError, RunError, UsageError, suggest_names, summarize_error
 from exporter.common.script_loading import load_script
+from exporter.common.torch_internals import HAS_TORCH_SCRIPT
 from runtime_checks.engines.engines import (
     AotInductorEngine,
     Engine,
@@ -22,7 +25,18 @@ from runtime_checks.engines.engines import (
     TorchScriptEngine,
     check_machine,
 )
-from runtime_checks.engines.selection import AUTO, ENGINES, TORCHSCRIPT, EngineChoice, select_engine
+from runtime_checks.engines.interpreter import InterpreterEngine
+from runtime_checks.engines.selection import (
+    AUTO,
+    ENGINES,
+    INTERPRETER,
+    KERNEL,
+    PT2,
+    TORCHSCRIPT,
+    EngineChoice,
+    EngineWarning,
+    select_engine,
+)
 from runtime_checks.envelope import OFF, check_envelope, check_envelope_mode
 from runtime_checks.native_code import GRAPHS, check_code_trust, resolve_trust
 
@@ -52,9 +66,9 @@ class Model:
 
     @property
     def module(self) -> Any:
-        """Return the TorchScript module. Raise ``UsageError`` for compiled code and ONNX, which have none."""
+        """Return the TorchScript module. Raise ``UsageError`` for another engine, which has none."""
         if not isinstance(self.engine, TorchScriptEngine):
-            raise UsageError("there is no TorchScript module in this file", expected="a .pt")
+            raise UsageError("no TorchScript module runs this file", expected="a .pt with the engine torchscript")
         return self.engine.module
 
     def __call__(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -125,7 +139,8 @@ def load(
     ``threads`` are those of onnxruntime; torch's are the process's own. ``engine="pt2"`` lets the compiled code of a
     ``.pt2`` that lies beside a ``.pt`` run it, ``engine="kernel"`` the C sources that the ``.pt`` carries, or that lie
     in the folder beside it, built by this machine's compiler; once they have passed the ``.pt``'s cases here. Where
-    they cannot, an ``EngineWarning`` says why, and TorchScript runs it. ``trust="native"`` lets native code run that
+    they cannot, an ``EngineWarning`` says why, and its graphs run: by TorchScript; or in Python, operator by operator,
+    with ``engine="interpreter"`` and where this torch has no TorchScript. ``trust="native"`` lets native code run that
     this user has not made here; so does ``public_key``, with which the file has to be signed, for the file and what it
     carries.
     Raises ``ArchiveError`` for a damaged file, ``SignatureError`` for one that is not signed, ``TrustError`` for
@@ -153,18 +168,31 @@ def load(
         if str(device) != "cpu":
             raise UsageError("a program is loaded on the CPU", where=str(file), got=str(device), expected="cpu")
         return Model(opened.contract, ProgramEngine(opened), device, envelope)
-    script = functools.partial(_load_script, str(path), device)
-    compiled = select_engine(opened, engine, str(device), script, trusted) if engine != TORCHSCRIPT else None
-    if compiled is not None:
-        return Model(opened.contract, compiled, device, envelope)
-    module = script()
-    _check_parameters(module, opened.contract, str(file))
-    return Model(opened.contract, TorchScriptEngine(module), device, envelope)
+    load_graphs = functools.partial(_load_graphs, opened, device, engine)
+    if engine in (PT2, KERNEL):
+        compiled = select_engine(opened, engine, str(device), lambda: load_graphs().parameters, trusted)
+        if compiled is not None:
+            return Model(opened.contract, compiled, device, envelope)
+    return Model(opened.contract, load_graphs(), device, envelope)
 
 
-def _check_parameters(module: Any, contract: Contract, where: str) -> None:
+def _load_graphs(opened: Archive, device: str | torch.device, engine: str) -> TorchScriptEngine | InterpreterEngine:
+    """Load the graphs of an archive into torch's executor, or into the interpreter."""
+    if not HAS_TORCH_SCRIPT and engine == TORCHSCRIPT:
+        reason = "this torch has no TorchScript: a kernel of it is faster"
+        warnings.warn(f"{opened.path.name} runs in Python: {reason}", EngineWarning, stacklevel=4)
+    if engine == INTERPRETER or not HAS_TORCH_SCRIPT:
+        interpreter = InterpreterEngine(opened, device)
+        _check_parameters({**interpreter.parameters, **interpreter.buffers}, opened)
+        return interpreter
+    module = _load_script(str(opened.path), device)
+    _check_parameters(dict(module.named_parameters()) | dict(module.named_buffers()), opened)
+    return TorchScriptEngine(module)
+
+
+def _check_parameters(tensors: Mapping[str, torch.Tensor], opened: Archive) -> None:
     """Raise ``ArchiveError`` if a module has not the parameters of its contract."""
-    tensors = dict(module.named_parameters()) | dict(module.named_buffers())
+    contract, where = opened.contract, str(opened.path)
     for spec in contract.parameters:
         tensor = tensors.get(spec.name)
         got = "none" if tensor is None else f"{list(tensor.shape)} {name_dtype(tensor)}"

@@ -535,6 +535,8 @@ def load(
             that lie beside it, built by nvcc. Both have to pass the archive's
             cases here first; otherwise an ``EngineWarning`` says why, and TorchScript runs it. ``"auto"`` times all of
             them that pass, and takes the fastest; ``Model.choice`` has the times, and why others are left out.
+            ``"interpreter"`` runs the archive's graphs in Python, operator by operator: it needs no ``torch.jit``, and
+            stands in for it, with an ``EngineWarning``, where torch has none.
         trust: What of the file may run: ``"graphs"``, and native code that this user exported or converted here;
             ``"native"``, the native code of others too: a package, a kernel.
         public_key: The key that has to have signed the file; native code that it has signed is trusted.

@@ -44,7 +44,8 @@ def evaluate(
         data: The inputs by name. The dimensions of an input's own come last; all others are those of elements, and
             are broadcast by name. A dataset without Dask's arrays is cut into chunks here.
         method: The method: ``"forward"``, ``"jacobian"`` and so on.
-        engine: What runs an archive, as in ``load``: ``"torchscript"``, ``"kernel"`` or ``"pt2"``.
+        engine: What runs an archive, as in ``load``: ``"torchscript"``, ``"kernel"``, ``"pt2"`` or
+            ``"interpreter"``.
         names: The variable of an input, where the dataset has another name for it.
         trust: As in ``load``.
         public_key: As in ``load``.
@@ -122,7 +123,8 @@ def evaluate_to_file(
         data: A store of Zarr, a file of NetCDF, or tables of Parquet; None if all inputs are varied.
         output: The results: a path that ends in ``.zarr``, ``.nc`` or ``.parquet``.
         method: The method: ``"forward"``, ``"jacobian"`` and so on.
-        engine: What runs an archive, as in ``load``: ``"torchscript"``, ``"kernel"`` or ``"pt2"``.
+        engine: What runs an archive, as in ``load``: ``"torchscript"``, ``"kernel"``, ``"pt2"`` or
+            ``"interpreter"``.
         names: The variable of an input, where the data set has another name for it.
         vary: Values of inputs and parameters of one number, each combined with all elements.
         keep: Variables that go to the results too; coordinates do anyway.

@@ -77,6 +77,12 @@ class Archive:
         with _open_zip(self.path) as archive:
             return archive.read(f"{_find_folder(archive.namelist(), self.path)}/{name}")
 
+    def read_records(self, names: Collection[str]) -> dict[str, bytes]:
+        """Return the bytes of several records by name."""
+        with _open_zip(self.path) as archive:
+            folder = _find_folder(archive.namelist(), self.path)
+            return {name: archive.read(f"{folder}/{name}") for name in names}
+
     def read_case_bytes(self) -> bytes:
         """Return the bytes of the record of stored cases."""
         return self.record(self._find_record_name(CASES))
@@ -105,7 +111,8 @@ class Archive:
     def kernel(self) -> dict[str, bytes]:
         """Return the files of the embedded kernel by name; empty without one."""
         place = f"extra/{KERNEL}"
-        return {name.removeprefix(place): self.record(name) for name in self.records if name.startswith(place)}
+        records = self.read_records([name for name in self.records if name.startswith(place)])
+        return {name.removeprefix(place): data for name, data in records.items()}
 
     def cases(self) -> tuple[ReferenceCase, ...]:
         """Return the stored cases; raise ``ArchiveError`` if they do not fit the contract."""

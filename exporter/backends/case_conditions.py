@@ -14,7 +14,7 @@ from exporter.archive.contract import Contract, Finding
 from exporter.archive.tensor_spec import name_dtype
 from exporter.common.errors import RunError
 from exporter.common.forking import DEFAULT_SECONDS, ForkFailedError, run_in_fork
-from exporter.common.torch_internals import optimized_execution
+from exporter.graph.loading import LoadedModule
 from exporter.model.implicit.newton_solver import NOT_CONVERGED, SINGULAR
 
 # Draws of inputs that differ by rounding.
@@ -22,7 +22,7 @@ DRAWS = 5
 
 
 def leave_out_vague_cases(
-    module: torch.jit.ScriptModule, contract: Contract, cases: Cases, where: str, *, tight: float = 0.0
+    module: LoadedModule, contract: Contract, cases: Cases, where: str, *, tight: float = 0.0
 ) -> tuple[Contract, Cases, list[str]]:
     """Return a contract that names the vague cases, which are of extreme magnitude, the other cases, and those names.
 
@@ -49,7 +49,7 @@ def has_unsolved(contract: Contract, case: ReferenceCase) -> bool:
 
 
 def find_vague_cases(
-    module: torch.jit.ScriptModule, contract: Contract, cases: Cases, where: str, *, tight: float = 0.0
+    module: LoadedModule, contract: Contract, cases: Cases, where: str, *, tight: float = 0.0
 ) -> Cases:
     """Return the cases that are not well conditioned, or, if ``tight`` is a factor, whose numbers change where the
     file's solvers have their tolerances times it. The file runs in a forked process: what ends that ends none here.
@@ -59,7 +59,7 @@ def find_vague_cases(
     def find() -> list[int]:
         relative, absolute = ({f"{s.path}.{n}" for s in contract.solvers if tight} for n in ("rel_tol", "abs_tol"))
         with torch.no_grad():
-            for name, value in (*module.named_parameters(), *module.named_buffers()):
+            for name, value in (*module.named_parameters.items(), *module.named_buffers.items()):
                 if name in relative:
                     value.clamp_(max=tight)
                 if name in absolute:
@@ -78,7 +78,7 @@ def find_vague_cases(
         raise RunError(what, where=where, got=str(error), expected=expected) from None
 
 
-def is_well_conditioned(module: torch.jit.ScriptModule, contract: Contract, case: ReferenceCase) -> bool:
+def is_well_conditioned(module: LoadedModule, contract: Contract, case: ReferenceCase) -> bool:
     """Return whether the archive itself reproduces a case, within the contract's tolerances, where its inputs change by
     rounding: otherwise the case says nothing of code that rounds in another order."""
     if not case.inputs:
@@ -94,9 +94,8 @@ def is_well_conditioned(module: torch.jit.ScriptModule, contract: Contract, case
     # Elements are independent: one call for all draws, where there is a batch.
     calls = [[torch.cat(column) for column in zip(*draws, strict=True)]] if contract.batch.ndim else draws
     for inputs in calls:
-        # A few calls: to optimise the graph first would take longer than to run it.
-        with torch.no_grad(), optimized_execution(False):
-            outputs = getattr(module, case.method)(*inputs)
+        with torch.no_grad():
+            outputs = module.run(case.method, inputs)
         for name, value_got, stored in zip(contract.methods[case.method].outputs, outputs, case.outputs, strict=True):
             if not stored.is_floating_point():
                 continue

@@ -18,7 +18,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from exporter.common.torch_hooks import DispatchHook
 from exporter.common.torch_internals import ENGINE_ENTRY, get_autograd_node, get_sequence_number
 from exporter.common.user_code import INTERNAL_PATH_PREFIXES
-from exporter.graph.origin import AFTER, BACKWARD, FORWARD, HOOK, Origin
+from exporter.saved_code.origin import AFTER, BACKWARD, FORWARD, HOOK, Origin
 
 _META = "torchferry_origin"
 # Tensor types of a source library: their operations belong to the model that calls them.

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch.jit import ScriptModule
 
 from exporter.archive.contract import Finding
 from exporter.archive.derivative_request import Pair
@@ -27,7 +26,7 @@ RTOL = {torch.float64: 1e-9, torch.float32: 1e-5}
 
 
 def find_settable_parameters(
-    warm: Warmup, module: ScriptModule, inputs: Inputs, generator: torch.Generator, pairs: Sequence[Pair] = ()
+    warm: Warmup, module: torch.jit.ScriptModule, inputs: Inputs, generator: torch.Generator, pairs: Sequence[Pair] = ()
 ) -> tuple[tuple[str, ...], tuple[Finding, ...]]:
     """Return the names of the parameters that are alive in the trace, and a finding for each other one.
 
@@ -56,7 +55,7 @@ def find_settable_parameters(
 
 def _agree(
     warm: Warmup,
-    module: ScriptModule,
+    module: torch.jit.ScriptModule,
     inputs: Inputs,
     parameters: list[tuple[str, torch.nn.Parameter]],
     generator: torch.Generator,

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.jit._recursive import wrap_cpp_module
 
 # Of types that are written in C++ and registered with torch.
 CLASSES = "__torch__.torch.classes."
@@ -18,6 +17,9 @@ OPERATORS = frozenset(Path(__file__).with_name("operators.txt").read_text().spli
 
 def load_script(path: str, device: Any = "cpu") -> Any:
     """Load a TorchScript file, as ``torch.jit.load`` does. Raises ``ValueError`` for an operator that is not listed."""
+    # A torch without TorchScript reads the list above too.
+    from torch.jit._recursive import wrap_cpp_module
+
     functions: Any = torch._C.CompilationUnit()
     import_module: Any = torch._C.import_ir_module
     loaded = import_module(functions, path, torch.device(device), {}, False)

@@ -5,6 +5,7 @@ plain names; those whose modules take long to import are imported at their first
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import sys
 from typing import TYPE_CHECKING, Any
@@ -12,12 +13,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._C._autograd import _get_sequence_nr
 from torch._ops import OpOverload as OpOverload
-from torch.jit import _pickle, _trace
-from torch.jit._fuser import optimized_execution as optimized_execution
-from torch.jit._trace import TracerWarning as TracerWarning
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
+
+from exporter.common.errors import MissingRuntimeError
 
 if TYPE_CHECKING:
     from torch._decomp import decomposition_table as decomposition_table
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from torch._subclasses.fake_tensor import DataDependentOutputException as DataDependentOutputException
     from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
     from torch.export.pt2_archive._package import package_pt2 as package_pt2
+    from torch.jit._fuser import optimized_execution as optimized_execution
+    from torch.jit._trace import TracerWarning as TracerWarning
     from torch.utils._sympy.symbol import SymT as SymT
     from torch.utils._sympy.symbol import symbol_is_type as symbol_is_type
 
@@ -49,39 +51,74 @@ _LATE = {
     "symbol_is_type": ("torch.utils._sympy.symbol", "symbol_is_type"),
 }
 
-# Traces.
-get_tracing_state = _compiler._get_tracing_state
-set_tracing_state = _compiler._set_tracing_state
-get_value_trace = _compiler._get_value_trace
-record_graph = _compiler._create_graph_by_tracing
+
+class _Missing:
+    """What a torch without TorchScript lacks. Any use of it raises ``MissingRuntimeError``."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __call__(self, *_: object, **__: object) -> Any:
+        what, expected = "this torch has no TorchScript", "a torch with torch.jit, such as 2.13"
+        mend = "load, evaluate and convert the archive here; export it there"
+        raise MissingRuntimeError(what, got=f"no {self._name}", expected=expected, mend=mend)
+
+    def __getattr__(self, name: str) -> Any:
+        return self(name)
+
+
+def _find(name: str) -> Any:
+    """Return what torch's compiler of TorchScript calls so."""
+    return getattr(_compiler, name, _Missing(f"torch._C.{name}"))
+
+
+def _import_jit(name: str) -> Any:
+    try:
+        return importlib.import_module(f"torch.jit.{name}")
+    except ImportError:
+        return _Missing(f"torch.jit.{name}")
+
+
+_trace, _pickle, _fuser = map(_import_jit, ("_trace", "_pickle", "_fuser"))
+# PyTorch has deprecated it.
+HAS_TORCH_SCRIPT = not isinstance(_trace, _Missing) and hasattr(_compiler, "import_ir_module")
+if not TYPE_CHECKING:
+    TracerWarning = _trace.TracerWarning if HAS_TORCH_SCRIPT else Warning
+    optimized_execution = _fuser.optimized_execution if HAS_TORCH_SCRIPT else contextlib.nullcontext
+
+# Traces; none is made without TorchScript.
+get_tracing_state = _find("_get_tracing_state") if HAS_TORCH_SCRIPT else lambda: None
+set_tracing_state = _find("_set_tracing_state") if HAS_TORCH_SCRIPT else lambda state: None
+get_value_trace = _find("_get_value_trace")
+record_graph = _find("_create_graph_by_tracing")
 
 # Graphs of TorchScript: their types, and torch's passes, which change a graph in place.
-TensorType, TupleType = _compiler.TensorType, _compiler.TupleType
-IntType, DeviceObjType = _compiler.IntType, _compiler.DeviceObjType
-parse_schema = _compiler.parse_schema
-inline_calls = _compiler._jit_pass_inline
-remove_dead_code = _compiler._jit_pass_dce
-merge_subexpressions = _compiler._jit_pass_cse
-propagate_constants = _compiler._jit_pass_constant_propagation
-pool_constants = _compiler._jit_pass_constant_pooling
-propagate_shapes = _compiler._jit_pass_complete_shape_analysis
-remove_expands = _compiler._jit_pass_remove_expands
-canonicalize_operators = _compiler._jit_pass_canonicalize_graph_fuser_ops
-simplify_peepholes = _compiler._jit_pass_peephole
-unroll_loops = _compiler._jit_pass_loop_unrolling
-rewrite_pattern = _compiler._jit_pass_custom_pattern_based_rewrite_graph
-lower_graph = _compiler._jit_pass_lower_graph
+TensorType, TupleType = _find("TensorType"), _find("TupleType")
+IntType, DeviceObjType = _find("IntType"), _find("DeviceObjType")
+parse_schema = _find("parse_schema")
+inline_calls = _find("_jit_pass_inline")
+remove_dead_code = _find("_jit_pass_dce")
+merge_subexpressions = _find("_jit_pass_cse")
+propagate_constants = _find("_jit_pass_constant_propagation")
+pool_constants = _find("_jit_pass_constant_pooling")
+propagate_shapes = _find("_jit_pass_complete_shape_analysis")
+remove_expands = _find("_jit_pass_remove_expands")
+canonicalize_operators = _find("_jit_pass_canonicalize_graph_fuser_ops")
+simplify_peepholes = _find("_jit_pass_peephole")
+unroll_loops = _find("_jit_pass_loop_unrolling")
+rewrite_pattern = _find("_jit_pass_custom_pattern_based_rewrite_graph")
+lower_graph = _find("_jit_pass_lower_graph")
 
 # Modules and functions of TorchScript, and its executor.
-ModuleDict = _compiler.ModuleDict
-freeze_module = _compiler._freeze_module
-create_function = _compiler._create_function_from_graph
-get_last_optimized_graph = _compiler._last_executed_optimized_graph
-set_profiling_executor = _compiler._jit_set_profiling_executor
-set_profiling_mode = _compiler._jit_set_profiling_mode
-get_profiled_runs = _compiler._jit_get_num_profiled_runs
-set_profiled_runs = _compiler._jit_set_num_profiled_runs
-make_integer_list = _pickle.build_intlist
+ModuleDict = _find("ModuleDict")
+freeze_module = _find("_freeze_module")
+create_function = _find("_create_function_from_graph")
+get_last_optimized_graph = _find("_last_executed_optimized_graph")
+set_profiling_executor = _find("_jit_set_profiling_executor")
+set_profiling_mode = _find("_jit_set_profiling_mode")
+get_profiled_runs = _find("_jit_get_num_profiled_runs")
+set_profiled_runs = _find("_jit_set_num_profiled_runs")
+make_integer_list = _pickle.build_intlist if HAS_TORCH_SCRIPT else _pickle
 
 # Tensors, dispatch and autograd.
 pytree = _pytree

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from exporter.common.errors import CaptureError, SourceError, UnsoundError, summarize_error
-from exporter.graph.origin import find_origin
 from exporter.graph.torch_nodes import iterate_graphs, iterate_nodes
 from exporter.model.compiled_model import CompiledModel, find_unusable_name, wrap_compiled
 from exporter.model.function_model import FunctionModule
+from exporter.saved_code.origin import find_origin
 
 # Operators that change a list or a dict in place.
 _CONTAINER_WRITES = [

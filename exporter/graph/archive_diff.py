@@ -17,7 +17,8 @@ from exporter.common.errors import ArchiveError, UsageError
 from exporter.graph.canonical_text import format_canonical_text, hash_graph_text
 from exporter.graph.graph_diff import GraphDiff, diff_graphs
 from exporter.graph.loading import File, open_file
-from exporter.graph.reader import SavedGraphs, list_settable_tensors, read
+from exporter.graph.reader import list_settable_tensors, read
+from exporter.saved_code.ir import SavedGraphs
 
 # Contract fields that say how the file is called and what it promises. The other fields say how it was made.
 _COMPARED_FIELDS = ("inputs", "outputs", "methods", "parameters", "tolerance", "differentiable", "solvers", "info")

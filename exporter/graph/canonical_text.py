@@ -14,20 +14,20 @@ import dataclasses
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 
-from exporter.graph.ir import (
+from exporter.common.recursion import with_deep_recursion
+from exporter.graph.loop_value_order import canonicalize_loop_values
+from exporter.saved_code.ir import (
     Block,
     Graph,
     Input,
     Literal,
     Node,
+    SavedGraphs,
     TensorConstant,
     count_prior_writes,
     find_free_values,
     select_values,
 )
-from exporter.graph.loop_value_order import canonicalize_loop_values
-from exporter.graph.reader import SavedGraphs
-from exporter.graph.recursion import with_deep_recursion
 
 # The node that gives each value, and the values that each node needs, by its id.
 Producers = Mapping[int, Node]

@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from exporter.graph.ir import Block, Graph, Input, Literal, Node, TensorConstant
+from exporter.common.recursion import with_deep_recursion
 from exporter.graph.listing import format_node
-from exporter.graph.recursion import with_deep_recursion
+from exporter.saved_code.ir import Block, Graph, Input, Literal, Node, TensorConstant
 
 # More operations than this side by side are hard to read: they are grouped further, by line of source or in order.
 _LARGEST_GROUP = 40

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from exporter.common.torch_internals import parse_schema
-from exporter.graph.ir import Block, Graph, Input, Node, TensorConstant, walk_nodes
+from exporter.saved_code.ir import Block, Graph, Input, Node, TensorConstant, walk_nodes
 
 _ACTS = (
     *("prim::RaiseException", "prim::Print", "prim::SetAttr", "prim::fork", "prim::CallObject", "prim::CallMethod"),

@@ -25,10 +25,10 @@ from exporter.common.torch_internals import (
     set_profiling_executor,
     set_profiling_mode,
 )
-from exporter.graph.ir import Graph
 from exporter.graph.loading import File, resolve_captured_method
 from exporter.graph.reader import list_settable_tensors, read, read_graph
 from exporter.graph.torch_nodes import iterate_nodes
+from exporter.saved_code.ir import Graph
 
 Stage = Literal["raw", "profiling", "optimized"]
 STAGES: tuple[str, ...] = get_args(Stage)
@@ -55,7 +55,7 @@ def resolve_method(file: File, module: torch.jit.ScriptModule, requested: str) -
     available = sorted(module._c._method_names())
     is_contract_method = file.contract is not None and requested in file.contract.methods
     if is_contract_method:
-        return resolve_captured_method(module, requested)
+        return resolve_captured_method(module._c._method_names(), requested)
     if requested not in available:
         what, where = f"there is no method {requested!r}", str(file.path)
         raise UsageError(what, where=where, expected=suggest_names(requested, available))

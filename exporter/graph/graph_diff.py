@@ -10,13 +10,12 @@ from typing import Literal as OneOf
 
 import torch
 
+from exporter.common.recursion import with_deep_recursion
 from exporter.common.torch_internals import parse_schema
 from exporter.graph.canonical_text import format_method
-from exporter.graph.ir import Graph, Input, Literal, Node, TensorConstant
 from exporter.graph.listing import format_node
 from exporter.graph.node_matching import FlatGraph, flatten_graph, format_constant, match_nodes
-from exporter.graph.reader import SavedGraphs
-from exporter.graph.recursion import with_deep_recursion
+from exporter.saved_code.ir import Graph, Input, Literal, Node, SavedGraphs, TensorConstant
 
 ChangeType = OneOf["added", "gone", "changed"]
 

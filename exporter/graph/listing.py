@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from exporter.common.recursion import with_deep_recursion
 from exporter.graph.canonical_text import format_input
-from exporter.graph.ir import Block, Graph, Input, Node, TensorConstant
-from exporter.graph.recursion import with_deep_recursion
+from exporter.saved_code.ir import Block, Graph, Input, Node, TensorConstant
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 
@@ -14,6 +18,10 @@ from exporter.archive.pt_archive import Archive
 from exporter.common.errors import ArchiveError, ForeignError, summarize_error
 from exporter.common.script_loading import load_script
 from exporter.common.torch_hooks import ignore_deprecations
+from exporter.common.torch_internals import HAS_TORCH_SCRIPT, optimized_execution
+from exporter.graph.reader import read_methods
+from exporter.saved_code.ir import SavedGraphs
+from exporter.saved_code.saved_module import SavedModule
 
 
 @dataclass(frozen=True)
@@ -62,8 +70,69 @@ def load_module(path: Path) -> torch.jit.ScriptModule:
             raise ArchiveError("the file does not load", where=str(path), got=got, expected=expected) from error
 
 
-def resolve_captured_method(module: torch.jit.ScriptModule, method: str) -> str:
+class LoadedModule(Protocol):
+    """A module of a file, whoever has loaded it: its tensors by dotted name, its graphs, and what they compute."""
+
+    @property
+    def method_names(self) -> Collection[str]:
+        """Return the names of the methods of the module itself."""
+        ...
+
+    @property
+    def named_parameters(self) -> Mapping[str, torch.Tensor]:
+        """Return the parameters by name, to be written to in place."""
+        ...
+
+    @property
+    def named_buffers(self) -> Mapping[str, torch.Tensor]:
+        """Return the buffers by name, to be written to in place."""
+        ...
+
+    def get_value(self, path: str) -> Any:
+        """Return an attribute that is no module."""
+        ...
+
+    def read_methods(self, methods: Collection[str], apart: Collection[str] = ()) -> SavedGraphs:
+        """Read methods and what they call; a call of a submodule at a path of ``apart`` stays a node."""
+        ...
+
+    def run(self, method: str, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """Run a method a few times at most: nothing is optimised first."""
+        ...
+
+
+class ScriptedModule:
+    """A module that torch has loaded, as a ``LoadedModule``."""
+
+    def __init__(self, module: torch.jit.ScriptModule) -> None:
+        self._module = module
+        self.method_names: Collection[str] = module._c._method_names()
+        self.named_parameters = dict(module.named_parameters())
+        self.named_buffers = dict(module.named_buffers())
+
+    def get_value(self, path: str) -> Any:
+        """Return an attribute that is no module."""
+        return functools.reduce(getattr, path.split("."), self._module)
+
+    def read_methods(self, methods: Collection[str], apart: Collection[str] = ()) -> SavedGraphs:
+        """Read methods, with the lines that they came from."""
+        return read_methods(self._module, methods, apart)
+
+    def run(self, method: str, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """Run a method by torch's executor, without its optimisation."""
+        with optimized_execution(False):
+            return getattr(self._module, method)(*inputs)
+
+
+def open_module(archive: Archive) -> LoadedModule:
+    """Open the module of an archive: by torch, or from its records where this torch has no TorchScript.
+
+    Raises ``ArchiveError`` if that fails, or if loading would run code of the file."""
+    with ignore_deprecations() if HAS_TORCH_SCRIPT else contextlib.nullcontext():
+        return ScriptedModule(load_module(archive.path)) if HAS_TORCH_SCRIPT else SavedModule(archive)
+
+
+def resolve_captured_method(available: Collection[str], method: str) -> str:
     """Return the name of the graph behind a method of the contract, without the shape checks around it."""
-    available = module._c._method_names()
     candidates = [f"{method}_batch", *([BLOCKS] if method == "jacobian" else [])]
     return next((name for name in candidates if name in available), method)

@@ -9,7 +9,7 @@ import dataclasses
 import hashlib
 from collections.abc import Sequence
 
-from exporter.graph.ir import Block, Graph, Input, Literal, Node, TensorConstant
+from exporter.saved_code.ir import Block, Graph, Input, Literal, Node, TensorConstant
 
 LOOP, BRANCH = "prim::Loop", "prim::If"
 Hashes = dict[int, bytes]

@@ -13,8 +13,8 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from exporter.graph.canonical_text import format_label
-from exporter.graph.ir import Block, Graph, Input, Literal, Node, TensorConstant, count_prior_writes
 from exporter.graph.loop_value_order import format_tensor as held
+from exporter.saved_code.ir import Block, Graph, Input, Literal, Node, TensorConstant, count_prior_writes
 
 # A use of a value: the user, the argument, the output.
 Use = tuple[int, str, int]

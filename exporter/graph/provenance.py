@@ -11,10 +11,10 @@ import torch
 from exporter.archive import pt_archive
 from exporter.archive.method_names import METHOD
 from exporter.archive.pt_archive import Archive
-from exporter.graph.ir import Graph
 from exporter.graph.loading import load_module
-from exporter.graph.origin import BACKWARD, HOOK, Origin
-from exporter.graph.reader import SavedGraphs, list_settable_tensors, read
+from exporter.graph.reader import list_settable_tensors, read
+from exporter.saved_code.ir import Graph, SavedGraphs
+from exporter.saved_code.origin import BACKWARD, HOOK, Origin
 
 # Operations that only make lists and numbers of existing values.
 _PLUMBING = ("prim::ListConstruct", "prim::TupleConstruct", "prim::NumToTensor")

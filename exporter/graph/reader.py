@@ -16,33 +16,23 @@ import torch
 
 from exporter.archive.contract import Contract
 from exporter.archive.zip_records import write_zip
+from exporter.common.recursion import with_deep_recursion
 from exporter.common.torch_internals import inline_calls
 from exporter.graph.effects import Effects, annotate_effects, name_written_tensors
-from exporter.graph.ir import Block, Graph, Input, Literal, Node
-from exporter.graph.origin import find_origin
-from exporter.graph.recursion import with_deep_recursion
+from exporter.graph.module_tensors import ModuleTensors
 from exporter.graph.renumbering import renumber_node
 from exporter.graph.submodules import find_mutated_attributes, iterate_submodules
-from exporter.graph.tensors import ModuleTensors, format_literal
 from exporter.graph.torch_nodes import SCALAR_TYPES
+from exporter.saved_code.ir import APART, CALL, Block, Graph, Input, Literal, Node, SavedGraphs, get_callee
+from exporter.saved_code.origin import find_origin
+from exporter.saved_code.tensors import format_literal
 
 # Stands for a call of a module's method while torch inlines functions.
 _CALL = "torchferry::call"
-CALL = "prim::CallMethod"
 # The call of a method of another object than the module itself, of which nothing is known.
 OBJECT_CALL = "prim::CallObject"
-# The call of a submodule that is not inlined; its path follows in brackets.
-APART = "torchferry::apart"
 # In torch's type texts a class is its path, and a repeated class name has a number.
 _MANGLED = re.compile(r"___torch_mangle_\d+\.")
-
-
-@dataclass(frozen=True)
-class SavedGraphs:
-    """A module's methods as graphs, by name, and the tensors that they hold, by ``TensorConstant.key``."""
-
-    graphs: Mapping[str, Graph]
-    tensors: Mapping[str, torch.Tensor]
 
 
 @with_deep_recursion
@@ -91,11 +81,6 @@ def read_methods(module: torch.jit.ScriptModule, methods: Collection[str], apart
             graphs[name] = reader.read_graph(name, _inline_functions(owner, method_name), path)
             pending += [get_callee(node) for node in graphs[name] if node.kind == CALL]
     return SavedGraphs(graphs, tensors.values)
-
-
-def get_callee(node: Node) -> str:
-    """Return the method that a ``CALL`` node calls, or the path that an ``APART`` node calls."""
-    return node.operator.partition("[")[2].removesuffix("]").removeprefix("name=").strip("'")
 
 
 def _compute_effects(graphs: Mapping[str, Graph], state: frozenset[str]) -> dict[str, Effects]:

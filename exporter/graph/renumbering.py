@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-from exporter.graph.ir import Block, Input, Node
+from exporter.saved_code.ir import Block, Input, Node
 
 Renumber = Callable[[int], int]
 

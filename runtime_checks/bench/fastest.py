@@ -14,7 +14,8 @@ from exporter.common.errors import UsageError
 from runtime_checks.bench.candidates import collect_rows
 from runtime_checks.bench.steady_state import measure_throughput
 from runtime_checks.engines.engines import TorchScriptEngine
-from runtime_checks.engines.selection import AUTO, KERNEL, PT2, TORCHSCRIPT, EngineChoice, try_engine
+from runtime_checks.engines.interpreter import InterpreterEngine
+from runtime_checks.engines.selection import AUTO, INTERPRETER, KERNEL, PT2, TORCHSCRIPT, EngineChoice, try_engine
 from runtime_checks.model import Model, load
 from runtime_checks.native_code import resolve_trust
 
@@ -44,13 +45,14 @@ def load_fastest(
     if not sizes or not all(isinstance(size, int) and size > 0 for size in sizes):
         raise UsageError("a batch has elements", where="batches", got=str(sizes), expected="sizes such as (1, 1000)")
     plain = load(path, device, envelope=envelope, trust=trust, public_key=public_key)
-    if not isinstance(plain.engine, TorchScriptEngine):
+    if not isinstance(plain.engine, (TorchScriptEngine, InterpreterEngine)):
         mend = "load it without an engine, or load the .pt"
         raise UsageError("an engine is chosen for a .pt", where=str(path), got=f"engine={AUTO!r}", mend=mend)
     archive, trusted = pt_archive.read(path), resolve_trust(path, trust, public_key)
-    models, left_out = {TORCHSCRIPT: plain}, dict[str, str]()
+    own = TORCHSCRIPT if isinstance(plain.engine, TorchScriptEngine) else INTERPRETER
+    models, left_out = {own: plain}, dict[str, str]()
     for name in (PT2, KERNEL):
-        engine, reason = try_engine(archive, name, device, lambda: plain.module, trusted)
+        engine, reason = try_engine(archive, name, device, lambda: plain.engine.parameters, trusted)
         if engine is None:
             left_out[name] = reason
         else:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 
@@ -24,10 +23,12 @@ from runtime_checks.kernels.embedded import build_embedded_kernel
 from runtime_checks.native_code import Trust, check_code_trust, check_kernel_trust
 
 TORCHSCRIPT, PT2 = "torchscript", "pt2"
-KERNEL = "kernel"
-ENGINES = (TORCHSCRIPT, PT2, KERNEL)
+KERNEL, INTERPRETER = "kernel", "interpreter"
+ENGINES = (TORCHSCRIPT, PT2, KERNEL, INTERPRETER)
 # The fastest of them.
 AUTO = "auto"
+# Returns the parameters of the archive itself by name.
+ParameterSource = Callable[[], Mapping[str, torch.Tensor]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,31 +47,31 @@ class EngineChoice:
 
 
 class EngineWarning(UserWarning):
-    """The requested engine is not used; the model runs with TorchScript."""
+    """The requested engine is not used; the graphs of the file run."""
 
 
 def select_engine(
-    opened: Archive, engine: str, device: str, script: Callable[[], Any], trust: Trust
+    opened: Archive, engine: str, device: str, get_parameters: ParameterSource, trust: Trust
 ) -> AotInductorEngine | Kernel | CudaKernel | None:
     """Return the requested engine; None, with an ``EngineWarning`` that says why, where ``try_engine`` has none."""
-    candidate, reason = try_engine(opened, engine, device, script, trust)
+    candidate, reason = try_engine(opened, engine, device, get_parameters, trust)
     if candidate is None:
-        warnings.warn(f"{opened.path.name} runs by TorchScript: {reason}", EngineWarning, stacklevel=4)
+        warnings.warn(f"{opened.path.name} runs by its graphs: {reason}", EngineWarning, stacklevel=4)
     return candidate
 
 
 def try_engine(
-    opened: Archive, engine: str, device: str, script: Callable[[], Any], trust: Trust
+    opened: Archive, engine: str, device: str, get_parameters: ParameterSource, trust: Trust
 ) -> tuple[AotInductorEngine | Kernel | CudaKernel | None, str]:
     """Return an engine, or the reason why it does not run here: there is none, it was made from another archive or for
-    another machine, ``trust`` does not let it run, or a case does not pass. ``script`` loads the archive itself.
+    another machine, ``trust`` does not let it run, or a case does not pass. ``get_parameters`` loads the archive.
     """
     candidate = None
     try:
         candidate, reason = (
             _load_compiled_engine(opened, device, trust.beside)
             if engine == PT2
-            else _load_kernel_engine(opened, device, script, trust)
+            else _load_kernel_engine(opened, device, get_parameters, trust)
         )
         if candidate is not None:
             reason = self_test(opened, candidate, device)
@@ -93,7 +94,7 @@ def _load_compiled_engine(opened: Archive, device: str, trust: str) -> tuple[Aot
 
 
 def _load_kernel_engine(
-    opened: Archive, device: str, script: Callable[[], Any], trust: Trust
+    opened: Archive, device: str, get_parameters: ParameterSource, trust: Trust
 ) -> tuple[Kernel | CudaKernel | None, str]:
     """Load the kernel that the archive carries, or the one in the folder beside it."""
     files, mode, on_gpu = opened.kernel(), trust.file, device != "cpu"
@@ -102,14 +103,14 @@ def _load_kernel_engine(
     if reason:
         return None, reason
     if on_gpu:
-        return _load_cuda_kernel(opened, folder, device, script, trust)
+        return _load_cuda_kernel(opened, folder, device, get_parameters, trust)
     if folder is not None:
         files, mode = folder.build_files(), trust.beside
     if not files:
         return None, "it carries no kernel, and there is none beside it: export it with --format pt,c"
     check_kernel_trust(files, opened.path, mode)
     embedded = build_embedded_kernel(opened, files)
-    return Kernel(opened.contract, embedded.sources(), embedded.manifest, dict(script().named_parameters())), ""
+    return Kernel(opened.contract, embedded.sources(), embedded.manifest, get_parameters()), ""
 
 
 def _open_folder_beside(opened: Archive) -> tuple[KernelFiles | None, str]:
@@ -125,7 +126,7 @@ def _open_folder_beside(opened: Archive) -> tuple[KernelFiles | None, str]:
 
 
 def _load_cuda_kernel(
-    opened: Archive, folder: KernelFiles | None, device: str, script: Callable[[], Any], trust: Trust
+    opened: Archive, folder: KernelFiles | None, device: str, get_parameters: ParameterSource, trust: Trust
 ) -> tuple[CudaKernel | None, str]:
     """Load the kernel for GPUs, which lies in the folder beside the archive."""
     if folder is None or not folder.has_cuda:
@@ -133,7 +134,7 @@ def _load_cuda_kernel(
     check_kernel_trust(folder.build_files(), opened.path, trust.beside)
     kernel_container.check_description(folder.manifest, opened.contract, str(folder.path))
     place = torch.device(device, torch.cuda.current_device()) if device == "cuda" else torch.device(device)
-    return CudaKernel(opened.contract, folder, dict(script().named_parameters()), place), ""
+    return CudaKernel(opened.contract, folder, get_parameters(), place), ""
 
 
 def _find_mismatch(opened: Archive, package: Archive, device: str) -> str:

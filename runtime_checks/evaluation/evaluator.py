@@ -13,7 +13,7 @@ import torch
 from exporter.archive.contract import Contract
 from exporter.archive.kernel_container import is_kernel
 from exporter.common.errors import UsageError
-from runtime_checks.engines.selection import ENGINES, TORCHSCRIPT
+from runtime_checks.engines.selection import ENGINES, KERNEL, TORCHSCRIPT
 from runtime_checks.evaluation.summaries import FAILURES, NO_NUMBER, Summary, measure_extent
 from runtime_checks.failure_replay import INFO, STATUS
 from runtime_checks.kernels.numpy_kernel import Kernel
@@ -48,7 +48,7 @@ class Evaluator:
             what, expected = "there is no such engine for an evaluation", ", ".join(ENGINES)
             raise UsageError(what, where="--engine", got=request.engine, expected=expected)
         if is_kernel(request.path):
-            if request.engine not in (TORCHSCRIPT, "kernel"):
+            if request.engine not in (TORCHSCRIPT, KERNEL):
                 mend = "leave the engine out, or name the archive"
                 what, got = "a kernel's folder is no archive", f"engine {request.engine}"
                 raise UsageError(what, where=str(request.path), got=got, expected="a kernel", mend=mend)

@@ -49,7 +49,9 @@ def command(
         Path | None, Argument(help="A data set: Zarr, NetCDF (.nc) or Parquet.", metavar="DATA", show_default=False)
     ] = None,
     method: Annotated[str, Option(help="A method of the file: forward, jacobian, ...")] = "forward",
-    engine: Annotated[str, Option(help="What runs an archive: torchscript, kernel or pt2.")] = "torchscript",
+    engine: Annotated[
+        str, Option(help="What runs an archive: torchscript, kernel, pt2 or interpreter.")
+    ] = "torchscript",
     name: Annotated[
         list[str] | None, Option(help="INPUT=VARIABLE, where the data set has another name; may be repeated.")
     ] = None,

@@ -20,6 +20,7 @@ from exporter.backends.c_kernel.expression_graph import BOOL, F64, too_big_error
 from exporter.backends.c_kernel.frame_layout import ARRAYS, LANES, TEMPLATES, MethodCode
 from exporter.backends.c_kernel.lowering import ArchiveLowering, LoweredMethod
 from exporter.common.c_text import escape_comment, to_c_identifier, to_c_identifiers
+from exporter.graph.loading import LoadedModule
 
 SIZES = {"float64": 8, "float32": 4, "int64": 8, "int32": 4, "bool": 1}
 # A larger frame is not put on the stack.
@@ -48,10 +49,10 @@ class CSource:
     reductions: tuple[str, ...]
 
 
-def generate_sources(module: torch.jit.ScriptModule, contract: Contract, options: KernelOptions) -> CSource:
+def generate_sources(module: LoadedModule, contract: Contract, options: KernelOptions) -> CSource:
     """Generate the C sources. Raises ``UnsupportedError``, with model and line, for a model that cannot be a kernel."""
     lowering = ArchiveLowering(module, contract, options)
-    tensors = dict(module.named_parameters()) | dict(module.named_buffers())
+    tensors = {**module.named_parameters, **module.named_buffers}
     values = {p.name: tensors[p.name].detach().clone() for p in contract.parameters}
     # Derivatives may be made from ``forward``, which comes first.
     order = sorted(contract.methods, key=lambda name: name != "forward")

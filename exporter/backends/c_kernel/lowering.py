@@ -23,12 +23,12 @@ from exporter.backends.c_kernel.rules.derivatives import NoRuleError
 from exporter.backends.c_kernel.rules.linear_systems import NO_ERRORS
 from exporter.backends.c_kernel.schedule import reachable_nodes
 from exporter.backends.c_kernel.symbolic_tensor import SymbolicDispatch, SymbolicTensor
-from exporter.backends.torch_export.graph_interpreter import Interpreter, format_origin
+from exporter.backends.torch_export.graph_interpreter import TracedInterpreter, format_origin
 from exporter.common.errors import TorchferryError, UnsupportedError, summarize_error
 from exporter.common.torch_internals import disable_current_modes
-from exporter.graph.ir import Node
-from exporter.graph.loading import resolve_captured_method
-from exporter.graph.reader import SavedGraphs, list_settable_tensors, read_methods
+from exporter.graph.loading import LoadedModule, resolve_captured_method
+from exporter.graph.reader import list_settable_tensors
+from exporter.saved_code.ir import Node, SavedGraphs
 
 # One element of a Newton loop: the nodes of its guess and fixed inputs, and the symbols that these are of.
 Element = tuple[torch.Tensor, Sequence[torch.Tensor], Sequence[SymbolicTensor]]
@@ -53,9 +53,7 @@ class LoweredMethod:
 class ArchiveLowering:
     """Lowering of the methods of one archive, in one expression graph."""
 
-    def __init__(
-        self, module: torch.jit.ScriptModule, contract: Contract, options: KernelOptions | None = None
-    ) -> None:
+    def __init__(self, module: LoadedModule, contract: Contract, options: KernelOptions | None = None) -> None:
         check_fixed_shapes(contract)
         self._options = options or KernelOptions()
         self.graph = ExprGraph(finite_math=self._options.finite_math)
@@ -68,7 +66,7 @@ class ArchiveLowering:
         # Notes on what the interpreter left out of residuals.
         self._notes: list[str] = []
         self._solvers = {s.path: s for s in contract.solvers}
-        values = dict(module.named_parameters()) | dict(module.named_buffers())
+        values = {**module.named_parameters, **module.named_buffers}
         settable = sorted(list_settable_tensors(contract) or ())
         self._values = {n: values[n].detach().clone() for n in settable if n in values}
 
@@ -135,7 +133,8 @@ class ArchiveLowering:
     def _read_graphs(self, method: str) -> SavedGraphs:
         loops = list(self._solvers)
         parts = [f"{path}.{part}.forward" for path in loops for part in ("residual", "jacobian")]
-        return read_methods(self._module, [resolve_captured_method(self._module, method), *parts], loops)
+        captured = resolve_captured_method(self._module.method_names, method)
+        return self._module.read_methods([captured, *parts], loops)
 
     @contextlib.contextmanager
     def _locate_errors(self, method: str) -> Iterator[None]:
@@ -159,7 +158,7 @@ class ArchiveLowering:
             each = [self._dispatch.add_leaves(name, spec.static_shape, dtype, row) for row in rows]
             inputs.append(SymbolicTensor(torch.stack(each) if batch_rows else each[0], dtype))
         with self._dispatch:
-            results = interpreter.run(resolve_captured_method(self._module, method), inputs)
+            results = interpreter.run(resolve_captured_method(self._module.method_names, method), inputs)
         outputs = []
         for name, value in zip(self._contract.methods[method].outputs, results, strict=True):
             spec = self._contract.output_spec(name)
@@ -170,7 +169,7 @@ class ArchiveLowering:
             outputs.append(typed.ids.expand((*((len(batch_rows),) if batch_rows else ()), *spec.static_shape)))
         return outputs, interpreter.notes
 
-    def _make_interpreter(self, graphs: SavedGraphs) -> Interpreter:
+    def _make_interpreter(self, graphs: SavedGraphs) -> TracedInterpreter:
         tensors = {key: self._get_tensor(key, graphs) for key in graphs.tensors}
 
         def solve_loop(path: str, inputs: Sequence[Any]) -> tuple[SymbolicTensor, ...]:
@@ -178,7 +177,7 @@ class ArchiveLowering:
             with disable_current_modes():
                 return self._solve_batch(graphs, path, inputs)
 
-        return Interpreter(graphs, tensors, solve_loop, self._track_origin, NO_ERRORS)
+        return TracedInterpreter(graphs, tensors, solve_loop, self._track_origin, NO_ERRORS)
 
     def _get_tensor(self, key: str, graphs: SavedGraphs) -> SymbolicTensor:
         if key not in self._tensors:
@@ -200,13 +199,12 @@ class ArchiveLowering:
         """Return what ``NewtonSolver.forward`` returns, for each element."""
         u, fixed_inputs, tangents = inputs
         guess: SymbolicTensor = u
-        loop: Any = functools.reduce(getattr, path.split("."), self._module)
-        batched = int(loop.batched)
+        batched = int(self._module.get_value(f"{path}.batched"))
         solutions = []
         for i, row in enumerate(guess.ids):
             element_inputs = [t.ids[i] if k < batched else t.ids for k, t in enumerate(fixed_inputs)]
             element = (row, element_inputs, fixed_inputs)
-            solutions.append(self._solve_element(graphs, self._solvers[path], loop, element, bool(tangents)))
+            solutions.append(self._solve_element(graphs, self._solvers[path], element, bool(tangents)))
         n = guess.ids.shape[-1]
         u, matrix, *rest = (torch.tensor(p, dtype=torch.int64) for p in zip(*solutions, strict=True))
         matrix = matrix.reshape(-1, n, n) if tangents else matrix.reshape(0, n, n)
@@ -215,7 +213,7 @@ class ArchiveLowering:
         return SymbolicTensor(u, guess.dtype), SymbolicTensor(matrix, guess.dtype), *scalars
 
     def _solve_element(
-        self, graphs: SavedGraphs, solver: Solver, loop: Any, element: Element, tangents: bool
+        self, graphs: SavedGraphs, solver: Solver, element: Element, tangents: bool
     ) -> tuple[list[int], ...]:
         guess, fixed_inputs, _ = element
         graph = self.graph
@@ -223,7 +221,7 @@ class ArchiveLowering:
         flat = [i for t in fixed_inputs for i in t.reshape(-1).tolist()]
         key = (solver.path, tuple(u0), tuple(flat))
         if key not in self._solves:
-            self._solves[key] = self._lower_loop(graphs, solver, loop, key, element)
+            self._solves[key] = self._lower_loop(graphs, solver, key, element)
         index = self._solves[key]
         newton_loop = self.loops[index]
         n = newton_loop.size
@@ -238,7 +236,7 @@ class ArchiveLowering:
             factor = graph.add("where", (converged, factor, graph.add_constant(float("nan"), F64)), F64)
         return u, matrix, [iterations], [norm], [status], [factor]
 
-    def _lower_loop(self, graphs: SavedGraphs, solver: Solver, loop: Any, key: Any, element: Element) -> int:
+    def _lower_loop(self, graphs: SavedGraphs, solver: Solver, key: Any, element: Element) -> int:
         _, fixed_inputs, symbols = element
         graph, dispatch = self.graph, self._dispatch
         index = self.graph.new_loop()
@@ -250,7 +248,7 @@ class ArchiveLowering:
             raise dispatch.unsupported_error(f"a Newton loop in {graph[u0[0]].dtype}", "float64")
         batch_rows = functools.reduce(lambda a, i: a | graph.batch_rows[i], [*u0, *flat], 0)
         unknowns = dispatch.add_leaves(f"unknowns:{index}", (len(u0),), dtype, batch_rows, 1 << index)
-        batched = int(loop.batched)
+        batched = int(self._module.get_value(f"{path}.batched"))
         nodes = [t.clone()[None] if k < batched else t.clone() for k, t in enumerate(fixed_inputs)]
         inputs = [SymbolicTensor(ids, s.dtype) for ids, s in zip(nodes, symbols, strict=True)]
         interpreter = self._make_interpreter(graphs)
@@ -279,7 +277,7 @@ class ArchiveLowering:
         parts = (tuple(unknowns.tolist()), tuple(residual), tuple(matrix), settings)
         step = self._build_step(residual, matrix, unknowns.tolist(), index)
         reduction = self._build_reduction(residual, step, unknowns.tolist(), index)
-        policy = (bool(loop.strong_wolfe), searches, solver.on_failure)
+        policy = (bool(self._module.get_value(f"{path}.strong_wolfe")), searches, solver.on_failure)
         self.loops[index] = NewtonLoop(path, *parts, *policy, step, reduction)
         return index
 

@@ -15,7 +15,7 @@ from exporter.backends.c_kernel.c_source import CSource, generate_sources
 from exporter.backends.c_kernel.frame_layout import TEMPLATES
 from exporter.backends.c_kernel.newton_loop import TIGHT
 from exporter.backends.case_conditions import has_unsolved, leave_out_vague_cases
-from exporter.graph.loading import load_module
+from exporter.graph.loading import open_module
 
 # Bytes of one string literal in C.
 PIECE = 2000
@@ -28,7 +28,7 @@ INSTRUCTIONS = {
 
 def package_kernel(archive: Archive, options: KernelOptions | None = None) -> dict[str, bytes]:
     """Return every file by name. Raises ``UnsupportedError``, with model and line, where there can be no kernel."""
-    module = load_module(archive.path)
+    module = open_module(archive)
     options = options or KernelOptions()
     stored = archive.cases()
     if any(not case.is_extreme and has_unsolved(archive.contract, case) for case in stored):

@@ -13,7 +13,7 @@ from exporter.archive.contract import Contract, Finding, Solver
 from exporter.archive.pt_archive import Archive
 from exporter.backends.case_conditions import leave_out_vague_cases
 from exporter.backends.torch_export.program import Overrides, Program, export_program
-from exporter.graph.loading import load_module
+from exporter.graph.loading import open_module
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class ArchivePrograms:
 
 def export_programs(opened: Archive, overrides: Overrides = MappingProxyType({})) -> ArchivePrograms:
     """Export the methods of an archive as programs."""
-    module = load_module(opened.path)
+    module = open_module(opened)
     programs = {name: export_program(module, opened.contract, name, overrides) for name in opened.contract.methods}
     parameters = {n: t for method_program in programs.values() for n, t in method_program.parameters.items()}
     contract = _adapt_contract(opened.contract, programs, parameters)

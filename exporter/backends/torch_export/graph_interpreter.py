@@ -1,11 +1,10 @@
-"""Interpreter of saved graphs in Python, node by node, so that whatever traces Python sees torch's own operators.
+"""Interpreter of saved graphs under whatever traces Python: it sees torch's own operators.
 
 Symbolic sizes stay symbolic; calls of submodules that are not inlined are passed to the caller. Control flow that
 depends on data (a branch, a loop) does not exist in formats without control flow, and is rejected by name."""
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -13,22 +12,14 @@ from typing import Any
 
 import torch
 
-from exporter.backends.torch_export.script_scalars import LISTS, SCALARS
 from exporter.common.errors import UnsupportedError
-from exporter.graph.ir import Block, Input, Literal, Node, TensorConstant
-from exporter.graph.origin import Origin
-from exporter.graph.reader import APART, CALL, SavedGraphs, get_callee
-
-# Runs the call of a submodule that is not inlined, from its path and its inputs.
-SubmoduleCall = Callable[[str, Sequence[Any]], Any]
-Env = dict[int, Any]
-# A context that gives an origin to everything traced in it.
-NodeContext = Callable[[Node], contextlib.AbstractContextManager[Any]]
+from exporter.saved_code.interpreter import READS, Env, Interpreter, NodeContext, SubmoduleCall, run_operator
+from exporter.saved_code.ir import Input, Node, SavedGraphs, TensorConstant
+from exporter.saved_code.origin import Origin
 
 
-class Interpreter:
-    """Interpreter of the methods of ``saved``, with ``tensors`` instead of those of the file, by
-    ``TensorConstant.key``.
+class TracedInterpreter(Interpreter):
+    """Interpreter whose run is traced. It raises ``UnsupportedError`` for control flow on data.
 
     ``overrides`` are functions that replace torch's operators, by name without overload. ``notes`` say what was left
     out on the way."""
@@ -38,34 +29,15 @@ class Interpreter:
         saved: SavedGraphs,
         tensors: Mapping[str, torch.Tensor],
         call_submodule: SubmoduleCall,
-        node_context: NodeContext = lambda node: contextlib.nullcontext(),
+        node_context: NodeContext | None = None,
         overrides: Mapping[str, Callable[..., Any]] = MappingProxyType({}),
     ) -> None:
-        self._saved = saved
-        self._tensors = tensors
-        self._call_submodule = call_submodule
-        self._node_context = node_context
+        super().__init__(saved, tensors, call_submodule, *filter(None, [node_context]))
         self._overrides = overrides
         self.notes: list[str] = []
 
-    def run(self, method: str, inputs: Sequence[Any]) -> Any:
-        """Run a method and return its tuple of tensors; raise ``UnsupportedError`` for control flow on data."""
-        (result,) = self._run_block(self._saved.graphs[method].body, inputs, {})
-        return result
-
-    def _run_block(self, block: Block, inputs: Sequence[Any], outside: Env) -> list[Any]:
-        env = outside | dict(zip(block.inputs, inputs, strict=True))
-        for node in block.nodes:
-            with self._node_context(node):
-                outputs = self._run_node(node, env)
-            env.update(zip(node.outputs, outputs, strict=True))
-        return [self._get_value(v, env) for v in block.outputs]
-
-    def _get_value(self, operand: Input, env: Env) -> Any:
-        if isinstance(operand, Literal):
-            # Copy a list: the node may write to it.
-            return list(operand.value) if isinstance(operand.value, list) else operand.value
-        return self._tensors[operand.key] if isinstance(operand, TensorConstant) else env[operand]
+    def _read_numbers(self, node: Node, values: list[Any]) -> list[Any]:
+        return [self._unwrap_number(operand, value) for operand, value in zip(node.inputs, values, strict=True)]
 
     def _unwrap_number(self, operand: Input, value: Any) -> Any:
         """Return a traced integer as a number: a trace holds integers, and computes with sizes, as tensors."""
@@ -73,35 +45,19 @@ class Interpreter:
             return value
         return int(self._saved.tensors[operand.key])
 
-    def _run_node(self, node: Node, env: Env) -> Sequence[Any]:
+    def _raise_error(self, node: Node, values: Sequence[Any]) -> Sequence[Any]:
+        raise _make_unsupported_error("the graph raises an error wherever it is run", node, str(values[0]))
+
+    def _run_operator(self, node: Node, values: Sequence[Any]) -> Sequence[Any]:
         node_kind = node.kind
-        if node_kind == "prim::If":
-            return self._run_branch(node, env)
-        if node_kind == "prim::Loop":
-            return self._run_loop(node, env)
-        values = [self._get_value(v, env) for v in node.inputs]
-        if node_kind == CALL:
-            return [self.run(get_callee(node), values)]
-        if node_kind == APART:
-            return [self._call_submodule(get_callee(node), values)]
-        if node_kind in _STRUCTURE:
-            return _STRUCTURE[node_kind](values)
-        if node_kind == "prim::RaiseException":
-            raise _make_unsupported_error("the graph raises an error wherever it is run", node, str(values[0]))
-        if node_kind in SCALARS:
-            numbers = [self._unwrap_number(operand, value) for operand, value in zip(node.inputs, values, strict=True)]
-            if (node_kind in LISTS and isinstance(values[0], list)) or not _has_tensors(numbers):
-                return [SCALARS[node_kind](*numbers)]
-        if node_kind == "aten::__getitem__" and isinstance(values[0], (list, tuple)):
-            return [values[0][values[1]]]
         if node_kind in self._overrides and node_kind in _RAISING:
             note = f"{_RAISING[node_kind]}, and no error {format_origin(node.origin)}"
             self.notes.append(note.strip())
-        if node_kind in _DATA_READS:
+        if node_kind in READS:
             raise _make_unsupported_error("a number is read from a tensor while the model runs", node, node.operator)
         if not node_kind.startswith("aten::"):
             raise _make_unsupported_error("an operator has no form outside TorchScript", node, node.operator)
-        return _run_operator(node, values, self._find_override(node_kind))
+        return run_operator(node, values, self._find_override(node_kind))
 
     def _find_override(self, node_kind: str) -> Callable[..., Any] | None:
         """Return what replaces an operator; one that writes in place takes the numbers of its sibling that does not."""
@@ -150,29 +106,6 @@ def _resolve_condition(condition: Any, node: Node) -> Any:
     raise _make_unsupported_error("a branch depends on the size of the batch", node, str(condition))
 
 
-def _has_tensors(values: Sequence[Any]) -> bool:
-    return any(isinstance(v, torch.Tensor) or (isinstance(v, (list, tuple)) and _has_tensors(v)) for v in values)
-
-
-_STRUCTURE: Mapping[str, Callable[[Sequence[Any]], Sequence[Any]]] = {
-    "prim::ListConstruct": lambda values: [list(values)],
-    "prim::TupleConstruct": lambda values: [tuple(values)],
-    "prim::TupleUnpack": lambda values: values[0],
-    "prim::ListUnpack": lambda values: values[0],
-    "prim::TupleIndex": lambda values: [values[0][values[1]]],
-    "prim::device": lambda values: [values[0].device],
-    # Graphs hold dtypes as numbers, and compare them.
-    "prim::dtype": lambda values: [_DTYPES.index(values[0].dtype)],
-    "prim::layout": lambda values: [0],
-    "prim::is_cuda": lambda values: [values[0].is_cuda],
-    "prim::Uninitialized": lambda values: [None],
-    "aten::warn": lambda values: [],
-    "aten::size": lambda values: [values[0].shape[values[1]] if len(values) > 1 else list(values[0].shape)],
-    "aten::stride": lambda values: [values[0].stride(*values[1:])],
-    "aten::dim": lambda values: [values[0].dim()],
-    "aten::numel": lambda values: [values[0].numel()],
-    "aten::Bool": lambda values: [SCALARS["aten::Bool"](*values)],
-}
 # What they change in place is the shape, not the numbers.
 _OF_SHAPES = frozenset({"aten::squeeze_"})
 
@@ -202,44 +135,6 @@ _RAISING: Mapping[str, str] = {
     }.items()
     for name in names
 }
-_DATA_READS = {f"aten::{name}" for name in ("Int", "Float", "item", "IntImplicit", "FloatImplicit", "ScalarImplicit")}
-
-
-def _run_operator(node: Node, values: Sequence[Any], override: Callable[..., Any] | None) -> Sequence[Any]:
-    """Run torch's operator; dtypes and the like are numbers in a graph."""
-    space, _, qualified_name = node.operator.partition("[")[0].partition("::")
-    name, _, overload = qualified_name.partition(".")
-    operator = getattr(getattr(getattr(torch.ops, space), name), overload or "default")
-    arguments = operator._schema.arguments
-    converted = [_convert_argument(str(a.real_type), v) for a, v in zip(arguments, values, strict=False)]
-    if override is not None:
-        result = override(*converted)
-        return [result] if len(node.outputs) == 1 else result
-    keywords = {a.name: v for a, v in zip(arguments, converted, strict=False) if a.kwarg_only}
-    result = operator(*(v for a, v in zip(arguments, converted, strict=False) if not a.kwarg_only), **keywords)
-    return [result] if len(node.outputs) == 1 else list(result) if node.outputs else []
-
-
-# Indexed by torch's numbers; the gaps are quantized and complex half.
-_DTYPES = (
-    torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.float32, torch.float64, None,
-    torch.complex64, torch.complex128, torch.bool, None, None, None, torch.bfloat16,
-)  # fmt: skip
-_MEMORY_FORMATS = (torch.contiguous_format, torch.preserve_format, torch.channels_last, torch.channels_last_3d)
-
-
-def _convert_argument(type_name: str, value: Any) -> Any:
-    type_name = type_name.removeprefix("Optional[").removesuffix("]").removesuffix("?")
-    if type_name == "ScalarType" and isinstance(value, int):
-        return _DTYPES[value]
-    if type_name == "MemoryFormat" and isinstance(value, int):
-        return _MEMORY_FORMATS[value]
-    if type_name == "Tensor" and isinstance(value, (int, float, torch.SymInt)):
-        number: Any = value
-        return torch.scalar_tensor(number, dtype=torch.float64 if isinstance(value, float) else torch.int64)
-    if type_name == "Layout" and value is not None:
-        return torch.strided
-    return value
 
 
 def format_origin(origin: Origin) -> str:

@@ -18,12 +18,12 @@ from torch.fx import traceback
 from exporter.archive.contract import Contract, Solver
 from exporter.archive.tensor_spec import list_dynamic_sizes
 from exporter.backends.torch_export import newton_while_loop
-from exporter.backends.torch_export.graph_interpreter import Interpreter, format_origin
+from exporter.backends.torch_export.graph_interpreter import TracedInterpreter, format_origin
 from exporter.common import torch_internals
 from exporter.common.errors import TorchferryError, UnsupportedError, summarize_error
-from exporter.graph.ir import Node
-from exporter.graph.loading import resolve_captured_method
-from exporter.graph.reader import list_settable_tensors, read_methods
+from exporter.graph.loading import LoadedModule, resolve_captured_method
+from exporter.graph.reader import list_settable_tensors
+from exporter.saved_code.ir import Node
 
 # Metadata key of a program's node for its origin.
 ORIGIN = "torchferry"
@@ -56,7 +56,7 @@ class MethodModule(nn.Module):
 
     def __init__(
         self,
-        module: torch.jit.ScriptModule,
+        module: LoadedModule,
         method: str,
         settable: Sequence[str],
         solvers: Sequence[Solver],
@@ -64,18 +64,20 @@ class MethodModule(nn.Module):
     ) -> None:
         super().__init__()
         self._overrides = overrides
-        loops = {s.path: functools.reduce(getattr, s.path.split("."), module) for s in solvers}
+        loops = [s.path for s in solvers]
         parts = {path: [f"{path}.{part}.forward" for part in ("residual", "jacobian")] for path in loops}
         names = [method, *(p for part_methods in parts.values() for p in part_methods)]
-        saved = read_methods(module, names, list(loops))
+        saved = module.read_methods(names, loops)
         used = [key for key in saved.tensors if key in settable]
         settings = {s.path: {n: f"{s.path}.{n}" for n in _list_settings(s)} for s in solvers}
         used += [key for solver_settings in settings.values() for key in solver_settings.values() if key not in used]
-        values = dict(module.named_parameters()) | dict(module.named_buffers())
+        values = {**module.named_parameters, **module.named_buffers}
         self.settable = {key: values[key].detach().clone() for key in used}
-        self._saved, self._method, self._loops, self._settings = saved, method, loops, settings
+        self._saved, self._method, self._settings = saved, method, settings
+        flags = ("strong_wolfe", "fails_by_nan", "fails_by_raising")
+        self._flags = {path: {n: bool(module.get_value(f"{path}.{n}")) for n in flags} for path in loops}
         # Tensors that residual and Jacobian of each loop read.
-        self._reads = {path: list(read_methods(module, names).tensors) for path, names in parts.items()}
+        self._reads = {path: list(module.read_methods(names).tensors) for path, names in parts.items()}
         self._constant_names = {key: f"constant_{i}" for i, key in enumerate(k for k in saved.tensors if k not in used)}
         for key, buffer_name in self._constant_names.items():
             self.register_buffer(buffer_name, saved.tensors[key].detach().clone())
@@ -91,7 +93,7 @@ class MethodModule(nn.Module):
 
     def _run(self, method: str, inputs: Sequence[Any], tensors: Mapping[str, torch.Tensor]) -> Any:
         solve = functools.partial(self._solve, tensors)
-        interpreter = Interpreter(self._saved, tensors, solve, self._annotate_node, self._overrides)
+        interpreter = TracedInterpreter(self._saved, tensors, solve, self._annotate_node, self._overrides)
         result = interpreter.run(method, inputs)
         self.run_state.notes += [note for note in interpreter.notes if note not in self.run_state.notes]
         return result
@@ -102,7 +104,7 @@ class MethodModule(nn.Module):
 
     def _solve(self, tensors: Mapping[str, torch.Tensor], path: str, args: Sequence[Any]) -> tuple[torch.Tensor, ...]:
         u, fixed, tangents = args
-        loop: Any = self._loops[path]
+        flags = self._flags[path]
         # Each once: torch treats two names of one memory as an alias.
         keys = list(dict.fromkeys([*self._reads[path], *self._settings[path].values()]))
 
@@ -114,9 +116,9 @@ class MethodModule(nn.Module):
             functools.partial(evaluate, "jacobian"),
             tuple(tensors[key].clone() for key in keys),
             {name: keys.index(key) for name, key in self._settings[path].items()},
-            bool(loop.strong_wolfe),
+            flags["strong_wolfe"],
             "trials" in self._settings[path],
-            bool(loop.fails_by_nan) or bool(loop.fails_by_raising),
+            flags["fails_by_nan"] or flags["fails_by_raising"],
             self._overrides.get("aten::linalg_solve_ex", torch.linalg.solve_ex),
         )
         return solver_loop.solve(u, tuple(t.clone() for t in fixed), tangents)
@@ -129,12 +131,15 @@ def _list_settings(solver: Solver) -> list[str]:
 
 
 def export_program(
-    module: torch.jit.ScriptModule, contract: Contract, method: str, overrides: Overrides = MappingProxyType({})
+    module: LoadedModule, contract: Contract, method: str, overrides: Overrides = MappingProxyType({})
 ) -> Program:
     """Export a method as a program; ``overrides`` replace operators that a format does not have, by name.
 
     Raises ``UnsupportedError``, with model and line, for what has no form outside TorchScript, or fixes the batch."""
-    captured, settable = resolve_captured_method(module, method), sorted(list_settable_tensors(contract) or ())
+    captured, settable = (
+        resolve_captured_method(module.method_names, method),
+        sorted(list_settable_tensors(contract) or ()),
+    )
     method_module = MethodModule(module, captured, settable, contract.solvers, overrides)
     input_specs = [contract.input_spec(name) for name in contract.methods[method].inputs]
     sizes = dict(zip(list_dynamic_sizes(contract.inputs), EXAMPLE_SIZES, strict=False))

@@ -26,6 +26,7 @@ from typing import Any
 import torch
 
 from exporter.archive.contract import Finding
+from exporter.common.torch_internals import HAS_TORCH_SCRIPT
 from exporter.model.source import Inputs, Source
 from exporter.soundness.check_context import EagerContext, Outputs, make_refusal, outputs_equal, run_eager
 from exporter.soundness.footprint import STDLIB, Footprint, is_user_file
@@ -113,7 +114,7 @@ _PROBES: tuple[tuple[str, Any, str, tuple[Callable[[Any], Any], ...]], ...] = (
     ("a setting of logging", logging.Logger, "isEnabledFor", (_flip,)),
     (_TORCH, torch.cuda, "is_available", (_flip,)),
     (_TORCH, torch.cuda, "device_count", (lambda v: v + 1,)),
-    (_TORCH, torch.jit, "is_tracing is_scripting", (_flip,)),
+    *([(_TORCH, torch.jit, "is_tracing is_scripting", (_flip,))] if HAS_TORCH_SCRIPT else []),
     (_TORCH, torch, "is_autocast_enabled", (_flip,)),
 )
 

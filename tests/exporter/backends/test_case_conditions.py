@@ -8,7 +8,7 @@ import torch
 import torchferry
 from exporter.archive import pt_archive
 from exporter.backends.case_conditions import leave_out_vague_cases
-from exporter.graph.loading import load_module
+from exporter.graph.loading import ScriptedModule, load_module
 from runtime_checks.containers import open_container
 
 X = torch.linspace(0.1, 0.4, 6, dtype=torch.float64).reshape(2, 3)
@@ -43,6 +43,6 @@ def test_ordinary_cases_stay(tmp_path):
     torchferry.export(cancel, inputs={"x": X}, output=tmp_path / "m.pt")
     archive = pt_archive.read(tmp_path / "m.pt")
     cases = archive.cases()
-    _, kept, names = leave_out_vague_cases(load_module(archive.path), archive.contract, cases, "m.pt")
+    _, kept, names = leave_out_vague_cases(ScriptedModule(load_module(archive.path)), archive.contract, cases, "m.pt")
     assert names == ["large_1e+12"]
     assert [case.name for case in kept] == [case.name for case in cases if case.name != "large_1e+12"]

@@ -15,10 +15,10 @@ from exporter.capture.autograd_detection import detect_inner_autograd
 from exporter.capture.torchscript_writer import emit_torchscript
 from exporter.common.errors import OperatorError, UsageError
 from exporter.frontends import python_factory
-from exporter.graph.origin import AFTER, BACKWARD, FORWARD, HOOK
 from exporter.graph.provenance import list_captured_methods, list_model_steps, open_archive
 from exporter.model.eager.warmup import run_first
 from exporter.model.function_model import FunctionModule
+from exporter.saved_code.origin import AFTER, BACKWARD, FORWARD, HOOK
 from runtime_checks.runners.libtorch_runner import LibtorchRunner
 from runtime_checks.verification import collect_report
 from torchferry.cli.app import app

@@ -12,9 +12,9 @@ from exporter.capture.joint_graph import trace_joint_graph
 from exporter.capture.origin_tracking import get_origin
 from exporter.capture.symbolic_guards import SIZE_COMPARISON
 from exporter.frontends import python_factory
-from exporter.graph.origin import AFTER, BACKWARD, FORWARD, HOOK, Origin
 from exporter.model.eager.evaluation import eager_context
 from exporter.model.function_model import FunctionModule
+from exporter.saved_code.origin import AFTER, BACKWARD, FORWARD, HOOK, Origin
 
 F = torch.float64
 

@@ -14,9 +14,9 @@ from torch import nn
 from exporter.archive import pt_archive
 from exporter.archive.zip_records import write_zip
 from exporter.capture.serialization import serialize_module
+from exporter.common import recursion
 from exporter.common.errors import ArchiveError
 from exporter.common.torch_hooks import ignore_deprecations
-from exporter.graph import recursion
 from exporter.graph.canonical_text import format_canonical_text, hash_graph_text
 from exporter.graph.graph_diff import diff_graphs
 from exporter.graph.reader import read

@@ -14,8 +14,8 @@ from project import mark_rest_thorough
 
 from exporter.graph.canonical_text import format_canonical_text, format_method
 from exporter.graph.graph_diff import GraphDiff, diff_graphs
-from exporter.graph.reader import SavedGraphs
 from exporter.graph.torch_nodes import iterate_nodes
+from exporter.saved_code.ir import SavedGraphs
 
 _ORIGINALS: dict[str, SavedGraphs] = {}
 

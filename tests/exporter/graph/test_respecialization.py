@@ -9,7 +9,6 @@ from training_functions import exported, layer, training
 from typer.testing import CliRunner
 
 import torchferry
-from exporter.graph.origin import BACKWARD, FORWARD
 from exporter.graph.provenance import open_archive
 from exporter.graph.respecialization import (
     CONSTANTS,
@@ -20,6 +19,7 @@ from exporter.graph.respecialization import (
     VARIABLES,
     respecialization_reasons,
 )
+from exporter.saved_code.origin import BACKWARD, FORWARD
 from torchferry.cli.app import app
 
 pytestmark = pytest.mark.usefixtures("without_the_gate")

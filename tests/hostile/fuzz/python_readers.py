@@ -26,7 +26,7 @@ with atheris.instrument_imports(include=["exporter", "runtime_checks"]):
     from exporter.archive import (
         file_signature,
         kernel_container,
-        module_tensors,
+        module_objects,
         nesting,
         onnx_container,
         pt_archive,
@@ -116,7 +116,7 @@ class OneRecord(Archive):
 def read_module(data: bytes) -> None:
     archive = OneRecord(**vars(SEED))
     object.__setattr__(archive, "data", data)
-    module_tensors.read_module_tensors(archive, ["k"])
+    module_objects.read_module_tensors(archive, ["k"])
 
 
 def measure_nesting(data: bytes) -> None:

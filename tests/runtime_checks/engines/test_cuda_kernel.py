@@ -119,7 +119,7 @@ def test_a_folder_without_them(solid, tmp_path):
     opened = pt_archive.read(path)
     folder, _ = selection._open_folder_beside(opened)
     trust = Trust(NATIVE, NATIVE)
-    engine, reason = selection._load_cuda_kernel(opened, folder, "cuda", lambda: None, trust)
+    engine, reason = selection._load_cuda_kernel(opened, folder, "cuda", dict, trust)
     assert engine is None
     assert "--format pt,cuda" in reason
     assert not kernel_container.read(tmp_path / "m").has_cuda

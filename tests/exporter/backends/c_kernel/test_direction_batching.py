@@ -23,7 +23,7 @@ from exporter.backends.c_kernel.c_source import generate_sources
 from exporter.backends.c_kernel.expression_graph import COLUMNS
 from exporter.backends.c_kernel.lowering import ArchiveLowering
 from exporter.common.errors import MismatchError
-from exporter.graph.loading import load_module
+from exporter.graph.loading import ScriptedModule, load_module
 from runtime_checks.report import FAILED
 
 pytestmark = pytest.mark.thorough
@@ -68,7 +68,7 @@ def chain(tmp_path_factory) -> Path:
 
 def groups(path: Path) -> list[int]:
     """How many there are of each loop over directions."""
-    lowered = ArchiveLowering(load_module(path), pt_archive.read(path).contract)
+    lowered = ArchiveLowering(ScriptedModule(load_module(path)), pt_archive.read(path).contract)
     for method in sorted(lowered._contract.methods, key=lambda name: name != "forward"):
         lowered.lower_method(method)
     return [len(t.extra[0].groups) for t in lowered.graph.nodes if t.op == COLUMNS]
@@ -114,9 +114,9 @@ def test_directions_that_do_not_meet_are_taken_at_once(chain, tmp_path):
 
 def test_a_loop_is_shorter_than_terms_for_each(chain, monkeypatch):
     opened = pt_archive.read(chain)
-    each = generate_sources(load_module(chain), opened.contract, KernelOptions()).operations
+    each = generate_sources(ScriptedModule(load_module(chain)), opened.contract, KernelOptions()).operations
     monkeypatch.setattr(direction_batching, "MANY", 0)
-    loop = generate_sources(load_module(chain), opened.contract, KernelOptions()).operations
+    loop = generate_sources(ScriptedModule(load_module(chain)), opened.contract, KernelOptions()).operations
     assert loop["jacobian"] < 0.6 * each["jacobian"]
 
 

@@ -21,7 +21,7 @@ from exporter.backends.c_kernel import forward_mode
 from exporter.backends.c_kernel.expression_graph import BOOL, F64, LU, PARAMETER, SOLVED, ExprGraph
 from exporter.backends.c_kernel.lowering import ArchiveLowering
 from exporter.backends.c_kernel.rules.derivatives import DERIVATIVES
-from exporter.graph.loading import load_module
+from exporter.graph.loading import ScriptedModule, load_module
 
 ARTIFACTS = ROOT / "artifacts"
 UNARY = ("neg", "sqrt", "exp", "expm1", "log", "log10", "log2", "log1p", "sin", "cos", "tan", "asin", "acos", "atan",
@@ -126,7 +126,7 @@ def test_models_as_they_are_compiled(name, tmp_path):
     torchferry.convert(path, tmp_path / "kernel", to="c")
     kernel = torchferry.load(tmp_path / "kernel")
     contract = pt_archive.read(path).contract
-    lowered = ArchiveLowering(load_module(path), contract)
+    lowered = ArchiveLowering(ScriptedModule(load_module(path)), contract)
     forward = lowered.lower_method("forward")
     terms = forward.graph
     case = next(c for c in pt_archive.read(path).cases() if c.method == "forward" and c.name.startswith("batch_7"))

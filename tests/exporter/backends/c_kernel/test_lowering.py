@@ -12,7 +12,7 @@ from exporter.backends.c_kernel.c_source import generate_sources
 from exporter.backends.c_kernel.lowering import ArchiveLowering
 from exporter.backends.c_kernel.schedule import reachable_nodes
 from exporter.common.errors import UnsupportedError
-from exporter.graph.loading import load_module
+from exporter.graph.loading import ScriptedModule, load_module
 from torchferry.cli.app import run
 
 ARTIFACTS = ROOT / "artifacts"
@@ -41,7 +41,7 @@ def make():
 
 def lowered(name: str, method: str = "forward"):
     path = ARTIFACTS / f"{name}.pt"
-    result = ArchiveLowering(load_module(path), pt_archive.read(path).contract)
+    result = ArchiveLowering(ScriptedModule(load_module(path)), pt_archive.read(path).contract)
     forward = result.lower_method("forward")
     return forward if method == "forward" else result.lower_method(method)
 
@@ -71,7 +71,7 @@ def export(tmp_path, without_the_gate):
 
 
 def lower(opened):
-    return generate_sources(load_module(opened.path), opened.contract, KernelOptions())
+    return generate_sources(ScriptedModule(load_module(opened.path)), opened.contract, KernelOptions())
 
 
 def test_a_residual_and_its_derivatives():

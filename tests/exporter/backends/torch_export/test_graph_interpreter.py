@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from exporter.backends.torch_export.graph_interpreter import Interpreter
+from exporter.backends.torch_export.graph_interpreter import TracedInterpreter
 from exporter.common.errors import UnsupportedError
 from exporter.common.torch_hooks import ignore_deprecations
-from exporter.graph.reader import APART, read_methods
+from exporter.graph.reader import read_methods
+from exporter.saved_code.ir import APART
 
 F = torch.float64
 
@@ -34,7 +35,7 @@ def scripted(body: str) -> torch.jit.ScriptModule:
 
 def interpreted(module: torch.jit.ScriptModule, *inputs: torch.Tensor) -> torch.Tensor:
     saved = read_methods(module, ["forward"])
-    (result,) = Interpreter(saved, saved.tensors, lambda *_: None).run("forward", [t.clone() for t in inputs])
+    (result,) = TracedInterpreter(saved, saved.tensors, lambda *_: None).run("forward", [t.clone() for t in inputs])
     return result
 
 
@@ -128,7 +129,7 @@ def test_an_error_of_the_data_is_noted():
     body = "if bool((x > 100).any()):\n    raise ValueError('too large')\nreturn (x,)"
     module = scripted(body)
     saved = read_methods(module, ["forward"])
-    interpreter = Interpreter(saved, saved.tensors, lambda *_: None)
+    interpreter = TracedInterpreter(saved, saved.tensors, lambda *_: None)
     assert torch.equal(interpreter.run("forward", [X, Y])[0], X)
     assert interpreter.notes == ["an error that depends on the data is not raised"]
 
@@ -147,7 +148,7 @@ def test_an_error_of_the_data_is_noted():
 )
 def test_what_raises_no_error_any_more_is_noted(body, name, note):
     saved = read_methods(scripted(body), ["forward"])
-    interpreter = Interpreter(saved, saved.tensors, lambda *_: None, overrides={f"aten::{name}": lambda x, *_: x})
+    interpreter = TracedInterpreter(saved, saved.tensors, lambda *_: None, overrides={f"aten::{name}": lambda x, *_: x})
     interpreter.run("forward", [X, Y])
     assert len(interpreter.notes) == 1
     assert note in interpreter.notes[0]
@@ -157,7 +158,7 @@ def test_what_raises_no_error_any_more_is_noted(body, name, note):
 def test_operators_can_be_replaced():
     module = scripted("return (torch.tan(x),)")
     saved = read_methods(module, ["forward"])
-    interpreter = Interpreter(saved, saved.tensors, lambda *_: None, overrides={"aten::tan": torch.neg})
+    interpreter = TracedInterpreter(saved, saved.tensors, lambda *_: None, overrides={"aten::tan": torch.neg})
     assert torch.equal(interpreter.run("forward", [X, Y])[0], -X)
 
 
@@ -180,5 +181,5 @@ def test_submodules_that_are_read_apart_are_the_callers():
         seen.append(path)
         return arguments[0] * 2
 
-    assert torch.equal(Interpreter(saved, saved.tensors, apart).run("forward", [X, Y])[0], 2 * X + Y)
+    assert torch.equal(TracedInterpreter(saved, saved.tensors, apart).run("forward", [X, Y])[0], 2 * X + Y)
     assert seen == ["inner"]

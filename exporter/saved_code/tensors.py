@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import enum
-import functools
 import hashlib
 import io
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,24 +14,23 @@ import torch
 
 from exporter.archive.tensor_spec import name_dtype
 from exporter.common.errors import ArchiveError
-from exporter.graph.ir import TensorConstant
+from exporter.saved_code.ir import TensorConstant
 
 
 @dataclass
-class ModuleTensors:
-    """A module's tensors as its graphs name them. ``named_paths``: tensors known by their path; ``mutated_paths``:
-    attributes that its methods set."""
+class TensorTable:
+    """A module's tensors as its graphs name them. ``find`` gives the tensor of an attribute; ``named_paths``: tensors
+    known by their path."""
 
-    module: torch.jit.ScriptModule
+    find: Callable[[str], torch.Tensor]
     named_paths: frozenset[str]
-    mutated_paths: frozenset[str]
     values: dict[str, torch.Tensor] = field(default_factory=dict)
     _constants: dict[str, TensorConstant] = field(default_factory=dict)
 
     def get(self, path: str) -> TensorConstant:
         """Return the tensor of an attribute."""
         if path not in self._constants:
-            self._constants[path] = self.add(self.get_attribute(path), path)
+            self._constants[path] = self.add(self.find(path), path)
         return self._constants[path]
 
     def add(self, value: torch.Tensor, path: str = "") -> TensorConstant:
@@ -43,11 +42,6 @@ class ModuleTensors:
         self.values.setdefault(key, value)
         address = value.untyped_storage().data_ptr() if value.layout == torch.strided else 0
         return TensorConstant(dtype, tuple(value.shape), digest, name, key, f"memory {address or key}")
-
-    def get_attribute(self, path: str) -> Any:
-        """Return an attribute as torch holds it: Python's modules have attributes of their own, like ``graph``."""
-        names = path.split(".") if path else ()
-        return functools.reduce(lambda parent, name: parent.getattr(name), names, self.module._c)
 
 
 def compute_digest(value: torch.Tensor) -> str:

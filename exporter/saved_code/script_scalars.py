@@ -68,6 +68,8 @@ SCALARS: Mapping[str, Callable[..., Any]] = {f"aten::{name}": function for name,
     "len": len, "list": list, "append": _append, "_set_item": _set_item,
     "slice": lambda values, start, stop, step=1: values[start:stop:step],
     "__range_length": _compute_range_length, "__derive_index": lambda index, start, step: start + index * step,
+    "keys": list, "values": lambda values: list(values.values()),
+    "items": lambda values: list(values.items()), "get": lambda values, key, *default: values.get(key, *default),
     "format": lambda text, *values: text.format(*values),
     "detach": _pass_through, "clone": lambda value, *_: value, "to": _pass_through,
 }.items()} | {

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from exporter.graph.origin import Origin
+from exporter.saved_code.origin import Origin
+
+if TYPE_CHECKING:
+    import torch
 
 UNKNOWN = Origin("")
+# The call of another method of the same module, whose name follows in brackets.
+CALL = "prim::CallMethod"
+# The call of a submodule that is not inlined; its path follows in brackets.
+APART = "torchferry::apart"
 
 
 @dataclass(frozen=True)
@@ -92,6 +99,19 @@ class Graph:
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
+
+
+@dataclass(frozen=True)
+class SavedGraphs:
+    """A module's methods as graphs, by name, and the tensors that they hold, by ``TensorConstant.key``."""
+
+    graphs: Mapping[str, Graph]
+    tensors: Mapping[str, torch.Tensor]
+
+
+def get_callee(node: Node) -> str:
+    """Return the method that a ``CALL`` node calls, or the path that an ``APART`` node calls."""
+    return node.operator.partition("[")[2].removesuffix("]").removeprefix("name=").strip("'")
 
 
 def walk_nodes(block: Block) -> Iterator[Node]:

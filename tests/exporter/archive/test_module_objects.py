@@ -14,7 +14,7 @@ from project import ROOT
 
 import torchferry
 from exporter.archive import pt_archive
-from exporter.archive.module_tensors import read_module_tensors
+from exporter.archive.module_objects import read_module_tensors
 from exporter.archive.pt_archive import Archive
 from exporter.common.errors import ArchiveError
 from exporter.graph.loading import load_module
