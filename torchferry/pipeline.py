@@ -24,6 +24,7 @@ from exporter.common.forking import run_beside
 from exporter.common.stopwatch import Stopwatch
 from exporter.common.temporary_folders import temporary_folder
 from exporter.common.torch_hooks import ignore_deprecations
+from exporter.common.torch_internals import require_torch_script
 from exporter.graph.canonical_text import format_canonical_text, hash_graph_text
 from exporter.graph.provenance import open_archive
 from exporter.graph.reader import reload_graphs
@@ -69,6 +70,7 @@ def export(source: AnySource, options: ExportOptions) -> list[Exported]:
 
     Raises the errors of ``exporter.common.errors``; a failure leaves no file behind, and the files of models before the
     one that failed stay: each stands for itself."""
+    require_torch_script()
     for name in options.container_formats:
         load_backend(name).require()
     verifier = FileVerifier(options.verify, ("pt", *options.container_formats))

@@ -59,12 +59,16 @@ class _Missing:
         self._name = name
 
     def __call__(self, *_: object, **__: object) -> Any:
-        what, expected = "this torch has no TorchScript", "a torch with torch.jit, such as 2.13"
-        mend = "load, evaluate and convert the archive here; export it there"
-        raise MissingRuntimeError(what, got=f"no {self._name}", expected=expected, mend=mend)
+        raise _make_missing_error(f"no {self._name}")
 
     def __getattr__(self, name: str) -> Any:
         return self(name)
+
+
+def _make_missing_error(got: str) -> MissingRuntimeError:
+    what, expected = "this torch has no TorchScript", "a torch with torch.jit, such as 2.13"
+    mend = "archives load, evaluate and convert here; make and compare them there"
+    return MissingRuntimeError(what, got=got, expected=expected, mend=mend)
 
 
 def _find(name: str) -> Any:
@@ -137,6 +141,12 @@ _VERSION = tuple(int(part) for part in torch.__version__.split(".")[:2])
 CLAMP_SHARES = (0.0, 0.5) if _VERSION >= (2, 14) else (1.0, 1.0)
 # All backward passes go through one function of torch's autograd engine, which stands under this name in two modules.
 ENGINE_ENTRY = "_engine_run_backward"
+
+
+def require_torch_script() -> None:
+    """Raise ``MissingRuntimeError`` if this torch has no TorchScript."""
+    if not HAS_TORCH_SCRIPT:
+        raise _make_missing_error(f"torch {torch.__version__}")
 
 
 def get_traced_paths() -> Any:

@@ -18,7 +18,7 @@ from exporter.archive.pt_archive import Archive
 from exporter.common.errors import ArchiveError, ForeignError, summarize_error
 from exporter.common.script_loading import load_script
 from exporter.common.torch_hooks import ignore_deprecations
-from exporter.common.torch_internals import HAS_TORCH_SCRIPT, optimized_execution
+from exporter.common.torch_internals import HAS_TORCH_SCRIPT, optimized_execution, require_torch_script
 from exporter.graph.reader import read_methods
 from exporter.saved_code.ir import SavedGraphs
 from exporter.saved_code.saved_module import SavedModule
@@ -56,7 +56,11 @@ def open_file(path: Path) -> File:
 
 
 def load_module(path: Path) -> torch.jit.ScriptModule:
-    """Load any TorchScript file; raise ``ArchiveError`` if that fails, or if loading would run code of the file."""
+    """Load any TorchScript file.
+
+    Raises ``ArchiveError`` if that fails, or if loading would run code of the file, and ``MissingRuntimeError`` where
+    torch has no TorchScript."""
+    require_torch_script()
     pt_archive.check_file_runs_nothing(path)
     with ignore_deprecations():
         try:

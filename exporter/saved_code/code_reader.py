@@ -13,7 +13,7 @@ from typing import Any
 from exporter.common.errors import UnsupportedError
 from exporter.saved_code import literals
 from exporter.saved_code.code_records import Code, CodeFunction
-from exporter.saved_code.ir import APART, CALL, Block, Graph, Input, Literal, Node, TensorConstant
+from exporter.saved_code.ir import APART, CALL, Block, Graph, Input, Literal, Node
 from exporter.saved_code.origin import Origin
 from exporter.saved_code.overloads import (
     IMPLICIT_READS,
@@ -42,6 +42,8 @@ from exporter.saved_code.tensors import format_literal
 # What Python calls by a name of its own.
 _BUILTINS = {"int": "aten::Int", "float": "aten::Float", "bool": "aten::Bool", "str": "aten::str"}
 _BUILTINS |= {"complex": "aten::Complex", "ord": "aten::ord"}
+# Statements of a method once all that it calls is inlined: a small file could ask for as many as it likes.
+MAX_STATEMENTS = 2**20
 # As many times as a while loop runs at most.
 _ALWAYS = Literal(str(2**63 - 1), 2**63 - 1)
 _TRUE = Literal("True", True)
@@ -56,10 +58,17 @@ class ModuleRef:
 
 
 @dataclass(frozen=True)
+class FunctionRef:
+    """A function in the code."""
+
+    name: str
+
+
+@dataclass(frozen=True)
 class Value:
     """A value of the code: what stands for it in a graph, and its type."""
 
-    operand: Input | ModuleRef
+    operand: Input | ModuleRef | FunctionRef
     type: ScriptType
 
 
@@ -90,7 +99,7 @@ class ModuleContents:
 
     code: Code
     get_attribute: Callable[[ModuleRef, str], Value]
-    get_constant: Callable[[int], TensorConstant]
+    get_constant: Callable[[int], Value]
 
 
 class CodeReader:
@@ -99,7 +108,7 @@ class CodeReader:
     def __init__(self, contents: ModuleContents, apart: Collection[str] = ()) -> None:
         self._contents = contents
         self._apart = apart
-        self._count = 0
+        self._count = self._statements = 0
         self._nodes: list[Node] = []
         # The module whose method is read, and the place of the statement.
         self._top = ModuleRef("", "")
@@ -136,6 +145,9 @@ class CodeReader:
         return _none()
 
     def _note_line(self, statement: ast.stmt) -> None:
+        self._statements += 1
+        if self._statements > MAX_STATEMENTS:
+            raise NotReadError(f"more than {MAX_STATEMENTS} statements in all that the method calls")
         record, _, _ = self._origin.where.rpartition(":")
         self._origin = Origin("", module=self._origin.module, where=f"{record}:{statement.lineno}")
 
@@ -276,7 +288,10 @@ class CodeReader:
 
     def _read_attribute(self, node: ast.Attribute, scope: Scope) -> Value:
         if isinstance(node.value, ast.Name) and node.value.id == "CONSTANTS":
-            return Value(self._contents.get_constant(int(node.attr.removeprefix("c"))), TENSOR)
+            number = node.attr.removeprefix("c")
+            return self._contents.get_constant(int(number) if number.isdecimal() else -1)
+        if _find_root(node) == "__torch__":
+            return Value(FunctionRef(join_names(node)), ANY)
         return self._get_attribute(self._read(node.value, scope), node.attr)
 
     def _get_attribute(self, owner: Value, name: str) -> Value:
@@ -331,6 +346,9 @@ class CodeReader:
         if isinstance(function, ast.Attribute) and _find_root(function) not in ("torch", "ops", "__torch__"):
             return self._call_method(node, function, scope)
         name = join_names(function)
+        local = scope.find(name)
+        if local is not None and isinstance(local.operand, FunctionRef):
+            name = local.operand.name
         if name in _SPECIAL:
             return [_SPECIAL[name](self, node, scope)]
         if name.startswith("__torch__."):
@@ -451,6 +469,8 @@ class CodeReader:
     def _as_input(self, value: Value) -> Input:
         if isinstance(value.operand, ModuleRef):
             raise NotReadError(f"the module {value.operand.path or 'self'} as a value")
+        if isinstance(value.operand, FunctionRef):
+            raise NotReadError(f"the function {value.operand.name} as a value")
         return value.operand
 
     def _add_node(

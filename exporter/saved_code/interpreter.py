@@ -83,8 +83,8 @@ class Interpreter:
             return self._raise_error(node, values)
         if node_kind in self.scalars:
             numbers = self._read_numbers(node, values)
-            if (node_kind in LISTS and isinstance(values[0], list)) or not _has_tensors(numbers):
-                return [self.scalars[node_kind](*numbers)]
+            if (node_kind in LISTS and isinstance(values[0], (list, dict))) or not _has_tensors(numbers):
+                return [self.scalars[node_kind](*numbers)][: len(node.outputs)]
         if node_kind == "aten::__getitem__" and isinstance(values[0], (list, tuple, str, dict)):
             return [values[0][values[1]]]
         return self._run_operator(node, values)
@@ -177,6 +177,8 @@ _STRUCTURE: Mapping[str, Callable[[Sequence[Any]], Sequence[Any]]] = {
     "prim::is_cuda": lambda values: [values[0].is_cuda],
     "prim::Uninitialized": lambda values: [None],
     "aten::warn": lambda values: [],
+    "aten::__is__": lambda values: [values[0] is values[1]],
+    "aten::__isnot__": lambda values: [values[0] is not values[1]],
     "aten::size": lambda values: [values[0].shape[values[1]] if len(values) > 1 else list(values[0].shape)],
     "aten::stride": lambda values: [values[0].stride(*values[1:])],
     "aten::dim": lambda values: [values[0].dim()],

@@ -15,7 +15,8 @@ from exporter.saved_code.tensors import format_literal
 
 # Numbers that Python writes otherwise.
 _NAMED = {"inf": math.inf, "nan": math.nan, "infj": complex(0, math.inf), "nanj": complex(0, math.nan)}
-_TYPES = {bool: BOOL, int: INT, float: FLOAT, complex: COMPLEX, str: STR, type(None): NONE}
+# Types of constants by those of Python.
+TYPES = {bool: BOOL, int: INT, float: FLOAT, complex: COMPLEX, str: STR, type(None): NONE}
 
 
 def read_literal(node: ast.expr) -> tuple[Literal, ScriptType] | None:
@@ -24,11 +25,11 @@ def read_literal(node: ast.expr) -> tuple[Literal, ScriptType] | None:
         value = _evaluate(node)
     except ValueError:
         return None
-    return Literal(format_literal(value), value), _TYPES[type(value)]
+    return Literal(format_literal(value), value), TYPES[type(value)]
 
 
 def _evaluate(node: ast.expr) -> Any:
-    if isinstance(node, ast.Constant) and type(node.value) in _TYPES:
+    if isinstance(node, ast.Constant) and type(node.value) in TYPES:
         return _decode(node.value) if isinstance(node.value, str) else node.value
     if isinstance(node, ast.Name) and node.id in _NAMED:
         return _NAMED[node.id]

@@ -22,7 +22,8 @@ from exporter.common.recursion import with_deep_recursion
 from exporter.saved_code.code_reader import CodeReader, ModuleContents, ModuleRef, NotReadError, Value
 from exporter.saved_code.code_records import CodeClass, read_code
 from exporter.saved_code.interpreter import EagerInterpreter
-from exporter.saved_code.ir import CALL, Graph, Literal, SavedGraphs, TensorConstant, get_callee
+from exporter.saved_code.ir import CALL, Graph, Literal, SavedGraphs, get_callee
+from exporter.saved_code.literals import TYPES
 from exporter.saved_code.script_types import DEVICE, TENSOR, ScriptType
 from exporter.saved_code.tensors import TensorTable, format_literal
 
@@ -142,10 +143,13 @@ class _FileConstants:
         saved = read_objects(self._archive, "constants.pkl")
         return saved if isinstance(saved, (tuple, list)) else ()
 
-    def get(self, number: int) -> TensorConstant:
-        if not 0 <= number < len(self._constants) or not isinstance(self._constants[number], SavedTensor):
+    def get(self, number: int) -> Value:
+        value = self._constants[number] if 0 <= number < len(self._constants) else SavedObject()
+        if type(value) in TYPES:
+            return Value(Literal(format_literal(value), value), TYPES[type(value)])
+        if not isinstance(value, SavedTensor):
             raise NotReadError(f"the constant CONSTANTS.c{number}")
-        return self._table.add(self._memory.read_tensor(self._constants[number]).to(self._device))
+        return Value(self._table.add(self._memory.read_tensor(value).to(self._device)), TENSOR)
 
 
 def _is_plain(value: Any) -> bool:

@@ -26,6 +26,11 @@ def _call_list_method(values: list[Any], method_name: str, *args: Any) -> list[A
     return values
 
 
+def _measure_length(value: Any) -> int:
+    """Return the length; that of a text in bytes, as in C++."""
+    return len(value.encode()) if isinstance(value, str) else len(value)
+
+
 def _to_bool(value: Any) -> Any:
     if isinstance(value, (torch.SymBool, torch.Tensor)):
         return value
@@ -56,8 +61,8 @@ SCALARS: Mapping[str, Callable[..., Any]] = {f"aten::{name}": function for name,
     "floor": math.floor, "ceil": math.ceil,
     "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge,
     "__not__": lambda value: torch.sym_not(value) if isinstance(value, torch.SymBool) else not value,
-    "__and__": operator.and_, "__or__": operator.or_, "__is__": operator.is_,
-    "__isnot__": operator.is_not, "__contains__": lambda values, value: value in values,
+    "__and__": operator.and_, "__or__": operator.or_,
+    "__contains__": lambda values, value: value in values,
     "Int": _to_int, "IntImplicit": _to_int, "ScalarImplicit": _pass_through, "Float": float, "FloatImplicit": float,
     "Bool": _to_bool,
     "extend": lambda values, more: _call_list_method(values, "extend", more),
@@ -65,7 +70,7 @@ SCALARS: Mapping[str, Callable[..., Any]] = {f"aten::{name}": function for name,
     "pop": lambda values, index=-1: values.pop(index),
     "reverse": lambda values: _call_list_method(values, "reverse"),
     "clear": lambda values: _call_list_method(values, "clear"),
-    "len": len, "list": list, "append": _append, "_set_item": _set_item,
+    "len": _measure_length, "list": list, "append": _append, "_set_item": _set_item,
     "slice": lambda values, start, stop, step=1: values[start:stop:step],
     "__range_length": _compute_range_length, "__derive_index": lambda index, start, step: start + index * step,
     "keys": list, "values": lambda values: list(values.values()),
@@ -80,6 +85,6 @@ SCALARS: Mapping[str, Callable[..., Any]] = {f"aten::{name}": function for name,
 }  # fmt: skip
 # Operators of lists, which may hold tensors.
 LISTS = frozenset(f"aten::{name}" for name in (
-    "__getitem__", "len", "append", "_set_item", "slice", "list", "add", "__is__", "__isnot__", "extend", "insert",
+    "__getitem__", "len", "append", "_set_item", "slice", "list", "add", "extend", "insert",
     "pop", "reverse", "clear",
 ))  # fmt: skip

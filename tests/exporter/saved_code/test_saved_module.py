@@ -1,0 +1,313 @@
+"""Archives read and run without ``torch.jit``: the same operators as torch's own reader, and the same numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from project import ARTIFACTS
+from scripted_bodies import BODIES, F, X, Y, scripted
+from torch import nn
+
+from exporter.archive import pt_archive
+from exporter.archive.pt_archive import Archive
+from exporter.common.errors import ArchiveError, UnsupportedError
+from exporter.common.torch_hooks import ignore_deprecations
+from exporter.graph.loading import ScriptedModule, load_module
+from exporter.saved_code import code_reader
+from exporter.saved_code.ir import Graph, Literal
+from exporter.saved_code.saved_module import SavedModule
+
+FILES = sorted(ARTIFACTS.glob("*.pt"))
+
+
+class Changed(Archive):
+    """An archive in which one record has other bytes."""
+
+    def read_records(self, names) -> dict[str, bytes]:
+        return {name: self.data.get(name, data) for name, data in super().read_records(names).items()}
+
+    def record(self, name: str) -> bytes:
+        return self.data.get(name) or super().record(name)
+
+    @property
+    def data(self) -> dict[str, bytes]:
+        return self.__dict__.get("changed", {})
+
+
+def open_file(path: Path, changed: dict[str, bytes] | None = None) -> Archive:
+    """Open a file of torch.jit.save, which need not be an archive of ours."""
+    records = dict.fromkeys(pt_archive.list_records(path), 0)
+    contract: Any = None
+    archive = Changed(path, contract, records, "", "graphs")
+    object.__setattr__(archive, "changed", changed or {})
+    return archive
+
+
+def save(module: Any, folder: Path) -> Path:
+    path = folder / "module.pt"
+    with ignore_deprecations():
+        module = module if isinstance(module, torch.jit.ScriptModule) else torch.jit.script(module)
+        torch.jit.save(module, path)
+    return path
+
+
+def describe(graph: Graph) -> list[tuple[str, tuple[str, ...]]]:
+    """List torch's operators with their overloads and their numbers.
+
+    A list of numbers is a constant or is made, as the reader likes; torch leaves out what nobody uses, and may leave
+    out an integer that becomes a tensor to be read as an integer."""
+    used = {v for node in graph for block in node.blocks for v in block.outputs if isinstance(v, int)}
+    used |= {value for value in graph.body.outputs if isinstance(value, int)}
+    nodes = list(graph)
+    while True:
+        needed = [n for n in nodes if n.blocks or n.kind.endswith("_") or used & set(n.outputs)]
+        before, used = used, used | {value for node in needed for value in node.inputs if isinstance(value, int)}
+        if before == used:
+            break
+    return [
+        (node.operator, tuple(i.text for i in node.inputs if isinstance(i, Literal) and not i.text.startswith("[")))
+        for node in needed
+        if node.kind.startswith("aten::") and node.kind != "aten::Int"
+    ]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_both_readers_find_the_same_operators(path):
+    module = SavedModule(pt_archive.read(path))
+    names = sorted(module.method_names)
+    ours, torchs = (m.read_methods(names) for m in (module, ScriptedModule(load_module(path))))
+    assert names
+    for name in names:
+        assert describe(ours.graphs[name]) == describe(torchs.graphs[name])
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_the_same_numbers_as_torch_to_the_bit(path):
+    archive = pt_archive.read(path)
+    ours, torchs = SavedModule(archive), ScriptedModule(load_module(path))
+    for case in archive.cases():
+        pairs = zip(ours.run(case.method, case.inputs), torchs.run(case.method, case.inputs), strict=True)
+        for got, wanted in pairs:
+            assert got.dtype == wanted.dtype
+            assert torch.equal(got.isnan(), wanted.isnan())
+            assert torch.equal(got.nan_to_num(), wanted.nan_to_num())
+
+
+def test_a_changed_parameter_changes_the_numbers():
+    archive = pt_archive.read(ARTIFACTS / "robertson.pt")
+    (case, *_) = [case for case in archive.cases() if case.method == "forward"]
+    module = SavedModule(archive)
+    before = module.run("forward", case.inputs)[0]
+    with torch.no_grad():
+        module.named_parameters["k"].mul_(2.0)
+    assert not torch.equal(module.run("forward", case.inputs)[0], before)
+
+
+@pytest.mark.parametrize("body", BODIES, ids=range(len(BODIES)))
+def test_what_people_write(body, tmp_path):
+    module = scripted(body)
+    (wanted,) = module(X.clone(), Y.clone())
+    (got,) = SavedModule(open_file(save(module, tmp_path))).run("forward", [X.clone(), Y.clone()])
+    assert got.dtype == wanted.dtype
+    assert torch.equal(got, wanted)
+
+
+CONTROL = [
+    """
+    if bool((x > 0).any()):
+        z = x + 1
+    else:
+        z = x - 1
+    return (z,)""",
+    """
+    n = 0
+    while bool((x.abs() > 0.1).any()) and n < 30:
+        x = x * 0.5
+        n += 1
+    return (x + n,)""",
+    """
+    total = x
+    for k in range(9):
+        if k == 5:
+            break
+        if k % 2 == 0:
+            continue
+        total = total + k * y
+    return (total,)""",
+    """
+    for k in range(3):
+        if float(x.sum()) + k > 0.5:
+            return (x * k,)
+    return (y,)""",
+    """
+    z: Optional[Tensor] = None
+    if x.size(0) > 3:
+        z = y
+    if z is not None:
+        return (x + z,)
+    return (x,)""",
+    """
+    parts: List[Tensor] = []
+    sizes: List[List[int]] = []
+    for row in x.unbind(0):
+        parts.append(row * float('inf') if bool(row[0] > 1e9) else row)
+        sizes.append(row.size())
+    return (torch.stack(parts) + len(sizes) + sizes[0][0],)""",
+    "return (x * int(y.sum()) + float(y.max()) - y.min().item(),)",
+    """
+    a, (b, c) = x, (y, 3)
+    pair = (a, b, c)
+    return (pair[0] * pair[-1] + pair[0:2][1],)""",
+    """
+    text = 'Größe {} "q"'.format(x.size(0))
+    n = len(text)
+    return (x + n, )""",
+    "return (torch.tensor([1.5, -2.0], dtype=x.dtype, device=x.device) * x + torch.tensor(2) * self.count,)",
+    "return (x.masked_fill(x > 1, float('nan')).nan_to_num(-1.0, 2.0, float('-inf')),)",
+    "return (torch.softmax(x, 1) + torch.cumsum(y, 0) + torch.einsum('ij,kj->ik', x, y).sum(),)",
+]
+
+
+@pytest.mark.parametrize("body", CONTROL, ids=range(len(CONTROL)))
+def test_control_flow_on_data(body, tmp_path):
+    module = scripted(body)
+    saved = SavedModule(open_file(save(module, tmp_path)))
+    for x, y in ((X, Y), (-X, Y), (X[:2], Y[:2]), (-X.abs(), -Y)):
+        (wanted,) = module(x.clone(), y.clone())
+        (got,) = saved.run("forward", [x.clone(), y.clone()])
+        assert torch.equal(got, wanted)
+
+
+class Pair(NamedTuple):
+    first: torch.Tensor
+    second: torch.Tensor
+
+
+def double(pair: Pair) -> Pair:
+    return Pair(pair.second * 2, pair.first)
+
+
+class Whole(nn.Module):
+    """Layers by number, a function, a tuple with names, a list of numbers, a constant and a call of another method."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Sequential(nn.Linear(3, 2)))
+        self.factors = [1.5, -0.25]
+        self.label, self.is_on = "a", True
+
+    @torch.jit.export
+    def shift(self, x: torch.Tensor, by: float) -> torch.Tensor:
+        return x + by
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        pair = double(Pair(x, y))
+        first, second = pair
+        if self.is_on and self.label == "a":
+            first = first * self.factors[0]
+        return self.layers((first + self.shift(second, 0.5)).float()) + torch.jit.annotate(float, 1e-3)
+
+
+def test_a_module_of_many_parts(tmp_path):
+    with ignore_deprecations():
+        module = torch.jit.script(Whole())
+    saved = SavedModule(open_file(save(module, tmp_path)))
+    assert saved.method_names == {"forward", "shift"}
+    run: Any = saved.run
+    assert torch.equal(run("forward", [X, Y]), module(X, Y))
+    assert torch.equal(run("shift", [X, 0.25]), module.shift(X, 0.25))
+    assert dict(saved.named_parameters).keys() == dict(module.named_parameters()).keys()
+
+
+class Table(nn.Module):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        table = torch.tensor([[1.0, 2.0], [3.0, 4.0]], dtype=F)
+        return x @ table + torch.arange(x.shape[0], dtype=F)[:, None] * y
+
+
+def test_constants_of_a_trace(tmp_path):
+    with ignore_deprecations():
+        module: Any = torch.jit.trace(Table(), (X, Y))
+        torch.jit.save(module, tmp_path / "trace.pt")
+    run: Any = SavedModule(open_file(tmp_path / "trace.pt")).run
+    assert torch.equal(run("forward", [X, Y]), module(X, Y))
+
+
+def test_an_error_of_the_model(tmp_path):
+    module = scripted("if bool((x > 100).any()):\n    raise ValueError('too large')\nreturn (x,)")
+    saved = SavedModule(open_file(save(module, tmp_path)))
+    assert torch.equal(saved.run("forward", [X, Y])[0], X)
+    with pytest.raises(RuntimeError, match="too large"):
+        saved.run("forward", [X * 1e6, Y])
+
+
+HEAD = (
+    "class Own(Module):\n  __parameters__ = []\n  __buffers__ = []\n  training : bool\n"
+    "  def forward(self: {name},\n    x: Tensor,\n    y: Tensor) -> Tuple[Tensor]:\n"
+)
+FORGED = {
+    '    return (torch.save(x, "f"), )\n': "no operator that only computes",
+    '    return (ops.aten.from_file("/etc/passwd"), )\n': "no operator that only computes",
+    '    return (open("f"), )\n': "the call of open",
+    "    return (x.__class__, )\n": "the attribute __class__",
+    "    return (self.nobody, )\n": "the attribute nobody",
+    "    return (self.nobody(x), )\n": "the method nobody",
+    "    return (z, )\n": "the name z",
+    "    return (CONSTANTS.c7, )\n": "CONSTANTS.c7",
+    "    return (torch.sin(x, x, x), )\n": "aten::sin takes no",
+    "    import os\n    return (x, )\n": "import os",
+    "    return ((lambda: x)(), )\n": "no name where one belongs",
+    "    x.y = x\n    return (x, )\n": "x.y = x",
+    "    return ([x for x in y], )\n": "for x in y",
+    "    return ((x, y)[7], )\n": "the element 7",
+    "    return (self.forward, )\n": "the attribute forward",
+}
+
+
+def forge(body: str, folder: Path) -> SavedModule:
+    path = save(scripted("return (x,)"), folder)
+    (record,) = [name for name in pt_archive.list_records(path) if name.endswith(".py")]
+    name = record.removeprefix("code/").removesuffix(".py").replace("/", ".")
+    return SavedModule(open_file(path, {record: (HEAD.format(name=f"{name}.Own") + body).encode()}))
+
+
+def test_a_forged_file_that_is_honest(tmp_path):
+    """The control of those below: what the record says is what is read."""
+    assert torch.equal(forge("    return (torch.sin(x), )\n", tmp_path).run("forward", [X, Y])[0], X.sin())
+
+
+@pytest.mark.parametrize("body", FORGED)
+def test_what_only_a_forger_writes(body, tmp_path):
+    with pytest.raises((UnsupportedError, ArchiveError), match=FORGED[body].replace("(", r"\(")) as raised:
+        forge(body, tmp_path).read_methods(["forward"])
+    assert raised.type is ArchiveError or "line" not in str(raised.value)
+
+
+def test_code_that_is_no_code(tmp_path):
+    with pytest.raises(ArchiveError, match="a record of code cannot be parsed"):
+        forge("    return (\n", tmp_path)
+
+
+def test_a_file_that_inlines_without_end(tmp_path, monkeypatch):
+    """Each function calls the next one twice: a few lines that stand for more operators than a memory holds."""
+    monkeypatch.setattr(code_reader, "MAX_STATEMENTS", 10_000)
+    body = "    return (__torch__.g0(x), )\n"
+    path = save(scripted("return (x,)"), tmp_path)
+    (record,) = [name for name in pt_archive.list_records(path) if name.endswith(".py")]
+    name = record.removeprefix("code/").removesuffix(".py").replace("/", ".")
+    functions = "".join(
+        f"def g{i}(x: Tensor) -> Tensor:\n  return {name}.g{i + 1}({name}.g{i + 1}(x))\n" for i in range(40)
+    )
+    text = HEAD.format(name=f"{name}.Own") + body.replace("__torch__.g0", f"{name}.g0")
+    text += functions + "def g40(x: Tensor) -> Tensor:\n  return torch.sin(x)\n"
+    module = SavedModule(open_file(path, {record: text.encode()}))
+    with pytest.raises(UnsupportedError, match="more than 10000 statements"):
+        module.read_methods(["forward"])
+
+
+def test_a_method_that_is_not_there():
+    with pytest.raises(ArchiveError, match="no method 'gone'"):
+        SavedModule(pt_archive.read(FILES[0])).read_methods(["gone"])
