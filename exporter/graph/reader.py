@@ -405,8 +405,8 @@ def _is_changed(node: Any) -> bool:
     return any(u.user.kind() in _WRITERS or not u.user.kind().startswith("aten::") for u in node.output().uses())
 
 
-_CHANGES = ("append", "_set_item", "extend", "insert", "pop", "clear", "reverse", "sort", "Delete")
-_WRITERS = {f"aten::{name}" for name in _CHANGES}
+_CHANGES = ("append", "_set_item", "extend", "insert", "pop", "remove", "clear", "reverse", "sort", "Delete", "add_")
+_WRITERS = {f"aten::{name}" for name in (*_CHANGES, "mul_")}
 
 
 def _format_type(torch_type: Any) -> str:

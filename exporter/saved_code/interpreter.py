@@ -111,7 +111,7 @@ class Interpreter:
     def _run_operator(self, node: Node, values: Sequence[Any]) -> Sequence[Any]:
         if node.kind in READS:
             return [READS[node.kind](values[0])]
-        if not node.kind.startswith("aten::"):
+        if not node.kind.startswith("aten::") and not node.schema:
             raise NotImplementedError(f"no form outside TorchScript: {node.operator}")
         return run_operator(node, values)
 
@@ -126,11 +126,11 @@ class EagerInterpreter(Interpreter):
     def _run_operator(self, node: Node, values: Sequence[Any]) -> Sequence[Any]:
         if node.kind == "prim::NumToTensor":
             return [torch.tensor(values[0], dtype=torch.float64 if isinstance(values[0], float) else None)]
-        if node.operator == "aten::tensor":
+        if node.operator in ("aten::tensor", "aten::as_tensor.list"):
             # torch's dispatcher does not take lists of any type.
-            content, dtype, device, requires_grad = values
+            content, dtype, device, *requires_grad = values
             dtype = None if dtype is None else DTYPES[dtype]
-            return [torch.tensor(content, dtype=dtype, device=device, requires_grad=requires_grad)]
+            return [torch.tensor(content, dtype=dtype, device=device, requires_grad=any(requires_grad))]
         return super()._run_operator(node, values)
 
 
@@ -153,8 +153,17 @@ def _find_operator(qualified: str) -> tuple[Callable[..., Any], tuple[str, ...],
     name, _, overload = name.partition(".")
     operator = getattr(getattr(getattr(torch.ops, space), name), overload or "default")
     arguments = operator._schema.arguments
+    # It would write to a copy of its own.
+    if any(a.alias_info and a.alias_info.is_write and str(a.type) != "Tensor" for a in arguments):
+        raise NotImplementedError(f"no form outside TorchScript: {qualified}")
     types = tuple(str(a.real_type) for a in arguments)
     return operator, types, tuple(a.name if a.kwarg_only else "" for a in arguments)
+
+
+def _unwrap(value: Any) -> Any:
+    if value is None:
+        raise RuntimeError("unwrapping null optional")
+    return value
 
 
 def _has_tensors(values: Sequence[Any]) -> bool:
@@ -170,6 +179,9 @@ _STRUCTURE: Mapping[str, Callable[[Sequence[Any]], Sequence[Any]]] = {
     "prim::TupleIndex": lambda values: [values[0][values[1]]],
     "prim::TupleSlice": lambda values: [values[0][values[1] : values[2]]],
     "prim::device": lambda values: [values[0].device],
+    "prim::shape": lambda values: [list(values[0].shape)],
+    "prim::data": lambda values: [values[0].detach()],
+    "prim::unchecked_unwrap_optional": lambda values: [values[0]],
     # Graphs hold dtypes as numbers, and compare them.
     "prim::dtype": lambda values: [DTYPES.index(values[0].dtype)],
     "prim::layout": lambda values: [0],
@@ -179,6 +191,7 @@ _STRUCTURE: Mapping[str, Callable[[Sequence[Any]], Sequence[Any]]] = {
     "aten::warn": lambda values: [],
     "aten::__is__": lambda values: [values[0] is values[1]],
     "aten::__isnot__": lambda values: [values[0] is not values[1]],
+    "aten::_unwrap_optional": lambda values: [_unwrap(values[0])],
     "aten::size": lambda values: [values[0].shape[values[1]] if len(values) > 1 else list(values[0].shape)],
     "aten::stride": lambda values: [values[0].stride(*values[1:])],
     "aten::dim": lambda values: [values[0].dim()],

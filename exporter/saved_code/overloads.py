@@ -125,10 +125,10 @@ def _list_schemas(kind: str) -> Sequence[_Schema]:
         variable = ScriptType("t")
         taken = _Argument("self", variable, None, None, is_keyword=False)
         return [_Schema(kind, (taken,), (_UNLISTED[kind] or variable,), is_open=False, text="")]
-    try:
-        packet = getattr(getattr(torch.ops, space), name)
-    except AttributeError:
-        raise NoOverloadError(f"this torch has no operator {kind}") from None
+    packet: Any = getattr(getattr(torch.ops, space), name, None)
+    # The namespaces of operators have attributes of their own, such as their name.
+    if not hasattr(packet, "overloads"):
+        raise NoOverloadError(f"this torch has no operator {kind}")
     schemas = []
     for overload in packet.overloads():
         schema = getattr(packet, overload)._schema

@@ -79,6 +79,18 @@ BODIES = [
     return (x.reshape(t) + float(len(t)),)""",
     "return (torch.combinations(x[:, 0], 3, True) - torch.combinations(y[:, 1], 3)[:1],)",
     """
+    order = [3, 1, 2]
+    order.sort()
+    order.remove(2)
+    more = order.copy()
+    more.append(5)
+    more.reverse()
+    return (x * order[1] + y * more[0] + len(order),)""",
+    """
+    left = [4, 2]
+    left.remove(4)
+    return (x * left[0],)""",
+    """
     n: Dict[str, Tensor] = {}
     n['a'] = x
     n['b'] = y * 2

@@ -15,6 +15,7 @@ from project import ROOT
 from torch.autograd import Function
 
 from exporter.common import torch_internals
+from exporter.common.errors import MissingRuntimeError
 from exporter.common.torch_hooks import ignore_deprecations
 
 PACKAGES = ("exporter", "runtime_checks", "torchferry")
@@ -119,6 +120,20 @@ def test_what_is_imported_late_is_there(name):
     module, attribute = torch_internals._LATE[name]
     expected = importlib.import_module(module)
     assert getattr(torch_internals, name) is (getattr(expected, attribute) if attribute else expected)
+
+
+def test_torch_has_all_of_it():
+    missing = [n for n, value in vars(torch_internals).items() if isinstance(value, torch_internals._Missing)]
+    assert missing == []
+    assert torch_internals.HAS_TORCH_SCRIPT
+    torch_internals.require_torch_script()
+
+
+def test_what_a_torch_without_torchscript_lacks_is_said_where_it_is_used():
+    missing = torch_internals._find("_jit_pass_that_is_gone")
+    for use in (missing, lambda: missing.get):
+        with pytest.raises(MissingRuntimeError, match="this torch has no TorchScript"):
+            use()
 
 
 def test_a_name_that_is_not_there():
