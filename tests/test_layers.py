@@ -1,4 +1,4 @@
-"""The house: seven floors, who may see whom, and that tests stand where the code stands."""
+"""The house: eight floors, who may see whom, and that tests stand where the code stands."""
 
 from __future__ import annotations
 

@@ -30,6 +30,7 @@ SAMPLE = (
     "tests/exporter/common/test_torch_internals.py",
     "tests/exporter/capture",
     "tests/exporter/graph",
+    "tests/exporter/saved_code",
     "tests/exporter/soundness/test_gate.py",
     "tests/exporter/backends/onnx/test_export.py",
     "tests/exporter/backends/torch_export",

@@ -26,6 +26,16 @@ def _call_list_method(values: list[Any], method_name: str, *args: Any) -> list[A
     return values
 
 
+def _format(text: str, *values: Any) -> str:
+    """Put values where ``{}`` stands, and nothing else: Python's own reads attributes that a stranger's text names.
+
+    Source: ``format`` of torch/csrc/jit/runtime/vararg_functions.cpp."""
+    first, *rest = text.split("{}")
+    if len(rest) > len(values):
+        raise RuntimeError(f"Too few arguments for format string: {text}")
+    return first + "".join(f"{value}{part}" for value, part in zip(values, rest, strict=False))
+
+
 def _measure_length(value: Any) -> int:
     """Return the length; that of a text in bytes, as in C++."""
     return len(value.encode()) if isinstance(value, str) else len(value)
@@ -79,7 +89,7 @@ SCALARS: Mapping[str, Callable[..., Any]] = {f"aten::{name}": function for name,
     "update": lambda values, more: values.update(more), "setdefault": lambda values, *pair: values.setdefault(*pair),
     "str": str, "keys": list, "values": lambda values: list(values.values()),
     "items": lambda values: list(values.items()), "get": lambda values, key, *default: values.get(key, *default),
-    "format": lambda text, *values: text.format(*values),
+    "format": _format,
     "detach": _pass_through, "clone": lambda value, *_: value, "to": _pass_through,
 }.items()} | {
     "prim::min": lambda *values: torch.sym_min(*values) if len(values) == 2 else min(*values),
