@@ -39,7 +39,9 @@ def load_engine(path: Path) -> CudaKernel:
     opened = pt_archive.read(path)
     folder, reason = selection._open_folder_beside(opened)
     trust = Trust(NATIVE, NATIVE)
-    engine, refused = selection._load_cuda_kernel(opened, folder, "cpu", lambda: torch.jit.load(path), trust)
+    engine, refused = selection._load_cuda_kernel(
+        opened, folder, "cpu", lambda: dict(torch.jit.load(path).named_parameters()), trust
+    )
     assert (engine is not None, reason, refused) == (True, "", "")
     assert engine is not None
     return engine
@@ -87,7 +89,9 @@ def test_a_kernel_of_other_variables(beside):
     methods = {**folder.manifest["methods"], "forward": {"inputs": [], "outputs": []}}
     forged = dataclasses.replace(folder, manifest={**folder.manifest, "methods": methods})
     with pytest.raises(ArchiveError, match="other variables or methods"):
-        selection._load_cuda_kernel(opened, forged, "cpu", lambda: torch.jit.load(beside), Trust(NATIVE, NATIVE))
+        selection._load_cuda_kernel(
+            opened, forged, "cpu", lambda: dict(torch.jit.load(beside).named_parameters()), Trust(NATIVE, NATIVE)
+        )
 
 
 def test_inputs_of_another_device(beside):

@@ -112,7 +112,7 @@ def test_a_damaged_file(tmp_path, data, capfd):
 def test_an_interrupt_keeps_what_is_finished(tmp_path, scheduler):
     data = write_data(tmp_path / "many.zarr", make_steps(3_000))
     out = tmp_path / "out.zarr"
-    arguments = (RETURN_MAP, data, "-o", out, "--chunk", 20, "--scheduler", scheduler)
+    arguments = (RETURN_MAP, data, "-o", out, "--chunk", 10, "--scheduler", scheduler)
     log = tmp_path / "out.zarr.unfinished" / "chunks.jsonl"
     with start(*arguments) as process:
         end = time.monotonic() + 100
@@ -121,7 +121,7 @@ def test_an_interrupt_keeps_what_is_finished(tmp_path, scheduler):
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
-    assert "of 150 chunks are kept: the same command goes on" in err
+    assert "of 300 chunks are kept: the same command goes on" in err
     assert not out.exists()
     code, text, err = run(*arguments[:-1], "threads")
     assert code == 0, err
