@@ -9,7 +9,18 @@ from typing import Any
 
 import torch
 
-from exporter.saved_code.ir import APART, CALL, Block, Input, Literal, Node, SavedGraphs, TensorConstant, get_callee
+from exporter.saved_code.ir import (
+    APART,
+    CALL,
+    Block,
+    Input,
+    Literal,
+    Node,
+    SavedGraphs,
+    TensorConstant,
+    get_callee,
+    list_last_uses,
+)
 from exporter.saved_code.script_scalars import LISTS, SCALARS
 
 # Runs the call of a submodule that is not inlined, from its path and its inputs.
@@ -45,6 +56,8 @@ class Interpreter:
         self._tensors = tensors
         self._call_submodule = call_submodule
         self._node_context = node_context
+        # By ``id`` of a block, which the saved graphs keep alive.
+        self._last_uses: dict[int, Sequence[Sequence[int]]] = {}
 
     def run(self, method: str, inputs: Sequence[Any]) -> Any:
         """Run a method and return its result: of most, a tuple of tensors."""
@@ -54,10 +67,15 @@ class Interpreter:
     def _run_block(self, block: Block, inputs: Sequence[Any], env: Env) -> list[Any]:
         # Each value of a graph has a number of its own, those of inner blocks too.
         env.update(zip(block.inputs, inputs, strict=True))
-        for node in block.nodes:
+        if id(block) not in self._last_uses:
+            self._last_uses[id(block)] = list_last_uses(block)
+        for node, unneeded in zip(block.nodes, self._last_uses[id(block)], strict=True):
             with self._node_context(node):
                 outputs = self._run_node(node, env)
             env.update(zip(node.outputs, outputs, strict=True))
+            # A large batch needs the memory.
+            for value in unneeded:
+                del env[value]
         return [self._get_value(v, env) for v in block.outputs]
 
     def _get_value(self, operand: Input, env: Env) -> Any:

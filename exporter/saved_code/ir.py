@@ -152,3 +152,16 @@ def find_free_values(block: Block) -> list[int]:
         if value not in bound:
             free.setdefault(value)
     return list(free)
+
+
+def list_last_uses(block: Block) -> list[list[int]]:
+    """Return for each node of a block which of the block's own values nobody needs after it."""
+    own = {*block.inputs, *(value for node in block.nodes for value in node.outputs)}
+    needed = {value for value in block.outputs if isinstance(value, int)}
+    uses: list[list[int]] = []
+    for node in reversed(block.nodes):
+        read = {*select_values(node.inputs), *(v for inner in node.blocks for v in find_free_values(inner))}
+        last = ((read | set(node.outputs)) & own) - needed
+        uses.append(sorted(last))
+        needed |= read
+    return uses[::-1]
