@@ -100,6 +100,8 @@ class SavedMemory:
     archive: Archive
     folder: str
     _storages: dict[str, bytearray] = field(default_factory=dict)
+    # Bytes of tensors beyond those of the records, which strides of 0 repeat.
+    _repeated: int = 0
 
     def read_tensor(self, saved: SavedTensor) -> torch.Tensor:
         """Return a tensor. Raises ``ArchiveError`` for one that reaches beyond its record, and for other bytes."""
@@ -125,8 +127,9 @@ class SavedMemory:
         last = saved.offset + sum((n - 1) * step for n, step in zip(saved.shape, saved.strides, strict=True))
         if min((saved.offset, *saved.shape, *saved.strides)) < 0 or (count and (last + 1) * size > len(data)):
             raise ValueError(f"a tensor reaches beyond the record {self.folder}/{saved.key}")
-        if count * size > max(len(data), MAX_INFLATED_BYTES):
-            raise ValueError(f"a tensor of {count} elements")
+        self._repeated += max(0, count * size - len(data))
+        if self._repeated > MAX_INFLATED_BYTES:
+            raise ValueError(f"tensors of {self._repeated} bytes beyond their records")
         if not count:
             return torch.empty(saved.shape, dtype=dtype)
         return torch.frombuffer(data, dtype=dtype).as_strided(saved.shape, saved.strides, saved.offset)

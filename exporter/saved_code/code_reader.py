@@ -42,8 +42,9 @@ from exporter.saved_code.tensors import format_literal
 # What Python calls by a name of its own.
 _BUILTINS = {"int": "aten::Int", "float": "aten::Float", "bool": "aten::Bool", "str": "aten::str"}
 _BUILTINS |= {"complex": "aten::Complex", "ord": "aten::ord"}
-# Statements of a method once all that it calls is inlined: a small file could ask for as many as it likes.
-MAX_STATEMENTS = 2**20
+# Operations of a method once all that it calls is inlined, and statements and expressions that are read for them: a
+# small file could ask for as many as it likes.
+MAX_NODES, MAX_STEPS = 2**20, 2**23
 # As many times as a while loop runs at most.
 _ALWAYS = Literal(str(2**63 - 1), 2**63 - 1)
 _TRUE = Literal("True", True)
@@ -108,7 +109,7 @@ class CodeReader:
     def __init__(self, contents: ModuleContents, apart: Collection[str] = ()) -> None:
         self._contents = contents
         self._apart = apart
-        self._count = self._statements = 0
+        self._count = self._node_count = self._steps = 0
         self._nodes: list[Node] = []
         # The module whose method is read, and the place of the statement.
         self._top = ModuleRef("", "")
@@ -117,13 +118,14 @@ class CodeReader:
     def read_method(self, name: str, module: ModuleRef, function: CodeFunction) -> Graph:
         """Read a method of a module as a graph. Raises ``UnsupportedError``, with record and line."""
         self._top = module
-        (self_name, _), *arguments = function.arguments
-        inputs = {argument: self._make_value(t) for argument, t in arguments}
-        scope = Scope({self_name: Value(module, ScriptType(module.class_name)), **inputs})
         self._origin = Origin("", module=module.path, where=f"{function.where}:{function.line}")
+        # Code that somebody changed fails anywhere.
         try:
-            result = self._run_body(function.body, scope)
-        except (NotReadError, NoOverloadError) as error:
+            (self_name, _), *arguments = function.arguments
+            inputs = {argument: self._make_value(t) for argument, t in arguments}
+            scope = Scope({self_name: Value(module, ScriptType(module.class_name)), **inputs})
+            result = self._as_input(self._run_body(function.body, scope))
+        except (NotReadError, NoOverloadError, ValueError, TypeError, LookupError, AttributeError) as error:
             what, expected = "the code has something that is read by torch.jit alone", "operators, branches and loops"
             where, mend = f"{name}, {self._origin.where}", "open the file with a torch that has torch.jit"
             raise UnsupportedError(
@@ -131,7 +133,7 @@ class CodeReader:
             ) from None
         numbers = tuple(v.operand for v in inputs.values() if isinstance(v.operand, int))
         types = tuple(str(v.type) for v in inputs.values())
-        return Graph(name, Block(numbers, tuple(self._nodes), (self._as_input(result),), types), types)
+        return Graph(name, Block(numbers, tuple(self._nodes), (result,), types), types)
 
     # Statements.
 
@@ -145,11 +147,14 @@ class CodeReader:
         return _none()
 
     def _note_line(self, statement: ast.stmt) -> None:
-        self._statements += 1
-        if self._statements > MAX_STATEMENTS:
-            raise NotReadError(f"more than {MAX_STATEMENTS} statements in all that the method calls")
+        self._take_step()
         record, _, _ = self._origin.where.rpartition(":")
         self._origin = Origin("", module=self._origin.module, where=f"{record}:{statement.lineno}")
+
+    def _take_step(self) -> None:
+        self._steps += 1
+        if self._steps > MAX_STEPS:
+            raise NotReadError(f"more than {MAX_STEPS} statements and expressions in all that the method calls")
 
     def _run_statement(self, statement: ast.stmt, scope: Scope) -> None:
         self._note_line(statement)
@@ -224,6 +229,8 @@ class CodeReader:
         return nodes, inner
 
     def _run_loop(self, statement: ast.For | ast.While, scope: Scope) -> None:
+        if statement.orelse:
+            raise NotReadError("the else of a loop")
         if isinstance(statement, ast.For):
             count, condition = self._read_range(statement, scope), Value(_TRUE, BOOL)
         else:
@@ -266,6 +273,7 @@ class CodeReader:
         return self._add_node("prim::TupleConstruct", values, [ScriptType("Tuple", types)])[0]
 
     def _read_results(self, node: ast.expr, scope: Scope) -> Sequence[Value]:
+        self._take_step()
         if isinstance(node, ast.Call):
             return self._read_call(node, scope)
         literal = literals.read_literal(node)
@@ -324,8 +332,8 @@ class CodeReader:
         elements = self._list_elements(owner.type)
         if isinstance(node.slice, ast.Slice):
             ends = [self._read(e, scope) if e else _none() for e in (node.slice.lower, node.slice.upper)]
-            if elements is None:
-                return self._call_operator("aten::slice", [owner, *ends], {})[0]
+            if elements is None or node.slice.step is not None:
+                raise NotReadError(ast.unparse(node)[:100])
             first, last = (literals.get_integer(e.operand) for e in ends)
             types = tuple(elements[first:last])
             return self._add_node("prim::TupleSlice", [owner, *ends], [ScriptType("Tuple", types)])[0]
@@ -371,7 +379,13 @@ class CodeReader:
         types = tuple(v.type for v in places)
         overload = find_overload(kind, types, tuple((name, v.type) for name, v in names.items()))
         inputs = [self._choose(choice, places, names) for choice in overload.choices]
-        return self._add_node(overload.operator, inputs, overload.results, overload=overload)
+        operator = overload.operator
+        if kind in ("aten::tensor", "aten::as_tensor"):
+            element = inputs[0].type
+            while element.name == "List" and element.arguments:
+                (element,) = element.arguments
+            operator = f"{operator}[{element}]"
+        return self._add_node(operator, inputs, overload.results, overload=overload)
 
     def _choose(self, choice: Any, places: Sequence[Value], names: Mapping[str, Value]) -> Value:
         if isinstance(choice, Default):
@@ -420,6 +434,9 @@ class CodeReader:
 
     def _read_arguments(self, function: CodeFunction, node: ast.Call, scope: Scope, *first: Value) -> dict[str, Value]:
         values = [*first, *(self._read(a, scope) for a in node.args)]
+        names = [name for name, _ in function.arguments]
+        if len(values) > len(names) or not {k.arg for k in node.keywords} <= set(names[len(values) :]):
+            raise NotReadError(f"the arguments of {ast.unparse(node.func)[:100]}")
         arguments = {name: v for (name, _), v in zip(function.arguments, values, strict=False)}
         arguments |= {k.arg or "": self._read(k.value, scope) for k in node.keywords}
         for name, _ in function.arguments:
@@ -481,6 +498,9 @@ class CodeReader:
         blocks: tuple[Block, ...] = (),
         overload: Overload | None = None,
     ) -> Sequence[Value]:
+        self._node_count += 1
+        if self._node_count > MAX_NODES:
+            raise NotReadError(f"more than {MAX_NODES} operations in all that the method calls")
         operands = tuple(map(self._as_input, inputs))
         outputs = [self._make_value(t) for t in types]
         numbers = tuple(v.operand for v in outputs if isinstance(v.operand, int))

@@ -5,13 +5,19 @@ Source of the format: torch/csrc/jit/serialization/python_print.cpp, which write
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from exporter.archive.pt_archive import Archive, is_code
-from exporter.common.errors import ArchiveError
+from exporter.common.errors import ArchiveError, UnsupportedError
 from exporter.saved_code.script_types import ScriptType, parse_type
+
+# Names, numbers and the like in all code of a file: each takes some hundred bytes once it is parsed, and text that
+# repeats itself is deflated a thousandfold. A graph of a hundred thousand operations has a million.
+MAX_WORDS = 2**21
+_WORD = re.compile(rb"\w+")
 
 
 @dataclass(frozen=True)
@@ -51,19 +57,35 @@ def read_code(archive: Archive) -> Code:
     classes: dict[str, CodeClass] = {}
     functions: dict[str, CodeFunction] = {}
     names = sorted(name for name in archive.records if is_code(name) and name.endswith(".py"))
+    words = 0
     for name, data in archive.read_records(names).items():
-        module = name.removeprefix("code/").removesuffix(".py").replace("/", ".")
         try:
-            statements = ast.parse(data.decode()).body
-        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            where = f"{archive.path}, record {name}"
-            raise ArchiveError("a record of code cannot be parsed", where=where, got=str(error)) from None
-        for statement in statements:
-            if isinstance(statement, ast.ClassDef):
-                classes[f"{module}.{statement.name}"] = _read_class(statement, name)
-            elif isinstance(statement, ast.FunctionDef):
-                functions[f"{module}.{statement.name}"] = _read_function(statement, name)
+            words += sum(1 for _ in _WORD.finditer(data))
+            if words > MAX_WORDS:
+                raise ValueError(f"more than {MAX_WORDS} words of code")
+            _read_record(name, data.decode(), classes, functions)
+        except (SyntaxError, ValueError, TypeError, IndexError, RecursionError, MemoryError) as error:
+            where, got = f"{archive.path}, record {name}", str(error)
+            # Python's parser takes blocks a hundred deep.
+            if isinstance(error, IndentationError):
+                what, mend = "the code has something that is read by torch.jit alone", "open the file with torch.jit"
+                raise UnsupportedError(what, check="code", where=where, got=got, mend=mend) from None
+            raise ArchiveError("a record of code cannot be parsed", where=where, got=got) from None
     return Code(classes, functions)
+
+
+def _read_record(name: str, text: str, classes: dict[str, CodeClass], functions: dict[str, CodeFunction]) -> None:
+    module = name.removeprefix("code/").removesuffix(".py").replace("/", ".")
+    for statement in ast.parse(text).body:
+        if not isinstance(statement, (ast.ClassDef, ast.FunctionDef)):
+            continue
+        path = f"{module}.{statement.name}"
+        if path in classes or path in functions:
+            raise ValueError(f"{path} is defined twice")
+        if isinstance(statement, ast.ClassDef):
+            classes[path] = _read_class(statement, name)
+        else:
+            functions[path] = _read_function(statement, name)
 
 
 def _read_class(statement: ast.ClassDef, record: str) -> CodeClass:
@@ -72,6 +94,8 @@ def _read_class(statement: ast.ClassDef, record: str) -> CodeClass:
     methods: dict[str, CodeFunction] = {}
     for part in statement.body:
         if isinstance(part, ast.FunctionDef):
+            if part.name in methods:
+                raise ValueError(f"the method {part.name} is defined twice")
             methods[part.name] = _read_function(part, record)
         elif isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name):
             attributes[part.target.id] = parse_type(part.annotation)
@@ -90,6 +114,8 @@ def _read_class(statement: ast.ClassDef, record: str) -> CodeClass:
 
 def _read_function(statement: ast.FunctionDef, record: str) -> CodeFunction:
     arguments = statement.args.args
+    if len({a.arg for a in arguments}) != len(arguments) or statement.args.vararg or statement.args.kwarg:
+        raise ValueError(f"the arguments of {statement.name}")
     types = tuple((a.arg, parse_type(a.annotation) if a.annotation else ScriptType("Tensor")) for a in arguments)
     values = statement.args.defaults
     defaults = {a.arg: value for a, value in zip(arguments[len(arguments) - len(values) :], values, strict=True)}

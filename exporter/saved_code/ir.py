@@ -40,10 +40,11 @@ class TensorConstant:
 class Literal:
     """A number, text, list of them, or ``None``, as source text; floats so that they are read back to the bit.
 
-    ``value`` is the Python object."""
+    ``value`` is the Python object. ``is_shared``: it is a list that is an attribute, the same one at each read."""
 
     text: str
     value: Any = field(default=None, compare=False)
+    is_shared: bool = field(default=False, compare=False)
 
 
 # A value of the graph is an integer.

@@ -83,6 +83,8 @@ SCALARS: Mapping[str, Callable[..., Any]] = {f"aten::{name}": function for name,
     "len": _measure_length, "list": list, "append": _append, "_set_item": _set_item,
     "slice": lambda values, start, stop, step=1: values[start:stop:step],
     "__range_length": _compute_range_length, "__derive_index": lambda index, start, step: start + index * step,
+    "add_": lambda values, more: _call_list_method(values, "extend", more),
+    "mul_": lambda values, count: _call_list_method(values, "__imul__", count),
     "remove": lambda values, value: _call_list_method(values, "remove", value),
     "sort": lambda values, reverse=False: values.sort(reverse=reverse), "sorted": sorted,
     "copy": lambda values: values.copy(), "dict": dict, "Delete": operator.delitem,
@@ -100,5 +102,5 @@ SCALARS: Mapping[str, Callable[..., Any]] = {f"aten::{name}": function for name,
 # Operators of lists, which may hold tensors.
 LISTS = frozenset(f"aten::{name}" for name in (
     "__getitem__", "len", "append", "_set_item", "slice", "list", "add", "extend", "insert",
-    "pop", "reverse", "clear", "remove", "sort", "sorted", "copy",
+    "pop", "reverse", "clear", "remove", "sort", "sorted", "copy", "mul", "add_", "mul_",
 ))  # fmt: skip

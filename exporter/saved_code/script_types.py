@@ -6,14 +6,15 @@ import ast
 import functools
 from dataclasses import dataclass
 
-from exporter.common.errors import ArchiveError
-
 # Types that are not classes of the file; any other short name in a schema is a variable that stands for a type.
 _NAMES = frozenset({
     "Tensor", "int", "float", "bool", "complex", "str", "number", "Any", "NoneType", "Device", "Generator", "Storage",
     "Stream", "Layout", "ScalarType", "MemoryFormat", "Dimname", "QScheme", "AnyEnumType", "AnyListType",
     "AnyTupleType", "List", "Dict", "Optional", "Tuple", "Union", "Future", "RRef",
 })  # fmt: skip
+
+# Parts of a type, counted as often as they stand in it.
+MAX_TYPE = 1_000
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,13 @@ class ScriptType:
 
     name: str
     arguments: tuple[ScriptType, ...] = ()
+
+    def __post_init__(self) -> None:
+        # A few lines of code could make a type of as many parts as they like.
+        size = 1 + sum(a.__dict__["size"] for a in self.arguments)
+        if size > MAX_TYPE:
+            raise ValueError(f"a type of more than {MAX_TYPE} parts")
+        self.__dict__["size"] = size
 
     def __str__(self) -> str:
         inner = ", ".join(map(str, self.arguments))
@@ -47,23 +55,32 @@ def list_of(element: ScriptType) -> ScriptType:
 
 
 def parse_type(node: ast.expr) -> ScriptType:
-    """Return the type that an annotation names. Raises ``ArchiveError`` for what is none."""
+    """Return the type that an annotation names. Raises ``ValueError`` for what is none."""
     if isinstance(node, ast.Constant) and node.value is None:
         return NONE
     if isinstance(node, ast.Subscript):
         parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-        return ScriptType(join_names(node.value), tuple(map(parse_type, parts)))
+        name, arguments = join_names(node.value), tuple(map(parse_type, parts))
+        return _simplify_union(arguments) if name == "Union" else ScriptType(name, arguments)
     return ScriptType(join_names(node))
 
 
+def _simplify_union(arguments: tuple[ScriptType, ...]) -> ScriptType:
+    """Return what torch writes as a union: an optional, or one type alone."""
+    others = tuple(a for a in arguments if a != NONE)
+    if len(others) != 1:
+        return ScriptType("Union", arguments)
+    return ScriptType("Optional", others) if len(others) < len(arguments) else others[0]
+
+
 def join_names(node: ast.expr) -> str:
-    """Return a dotted name. Raises ``ArchiveError`` for anything else."""
+    """Return a dotted name. Raises ``ValueError`` for anything else."""
     parts: list[str] = []
     while isinstance(node, ast.Attribute):
         parts.append(node.attr)
         node = node.value
     if not isinstance(node, ast.Name):
-        raise ArchiveError("the code has no name where one belongs", got=ast.unparse(node)[:100])
+        raise ValueError(f"no name where one belongs: {type(node).__name__}")
     return ".".join([node.id, *reversed(parts)])
 
 
@@ -72,7 +89,7 @@ def parse_type_text(text: str) -> ScriptType:
     """Return the type that torch writes as this text; one of its kinds without a form in Python is its text."""
     try:
         return parse_type(ast.parse(text, mode="eval").body)
-    except (SyntaxError, ArchiveError):
+    except (SyntaxError, ValueError):
         return ScriptType(text.replace(".", "_"))
 
 

@@ -48,9 +48,5 @@ class InterpreterEngine:
             what, mend = "the interpreter keeps the dtypes of the file", "move it to a device only"
             raise UsageError(what, got=str(dtype), mend=mend)
         if device is not None:
-            values = {**self.parameters, **self.buffers}
-            self._module = SavedModule(self._opened, device)
-            with torch.no_grad():
-                for name, value in {**self.parameters, **self.buffers}.items():
-                    value.copy_(values[name])
+            self._module.to(device)
         return device

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ WITHOUT = ROOT / "tests" / "support" / "no_torch_script"
 NAMES = sorted(path.stem for path in ARTIFACTS.glob("*.pt"))
 
 
-def run_without(code: str, *arguments: object) -> dict:
+def run_without(code: str, *arguments: object, folder: Path = ROOT) -> dict:
     """Run code in a process whose torch has no TorchScript, and return what it prints last."""
     head = """
         import json, sys, warnings
@@ -34,6 +35,7 @@ def run_without(code: str, *arguments: object) -> dict:
     paths = os.pathsep.join([str(WITHOUT), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(head) + textwrap.dedent(code), *map(str, arguments)],
+        cwd=folder,
         env={**os.environ, "PYTHONPATH": paths},
         capture_output=True,
         text=True,
@@ -168,7 +170,7 @@ def test_what_needs_torchscript_says_so(call, tmp_path):
         except MissingRuntimeError as error:
             print(json.dumps([str(error), error.exit_code]))
     """
-    text, exit_code = run_without(code, ARTIFACTS / "rates.pt")
+    text, exit_code = run_without(code, ARTIFACTS / "rates.pt", folder=tmp_path)
     assert text.startswith("this torch has no TorchScript")
     assert exit_code == 6
     assert list(tmp_path.iterdir()) == []

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 
 from exporter.common.errors import UnsupportedError
-from exporter.saved_code.interpreter import READS, Env, Interpreter, NodeContext, SubmoduleCall, run_operator
+from exporter.saved_code.interpreter import Env, Interpreter, NodeContext, SubmoduleCall
 from exporter.saved_code.ir import Input, Node, SavedGraphs, TensorConstant
+from exporter.saved_code.operator_calls import run_operator
 from exporter.saved_code.origin import Origin
 
 
@@ -36,6 +37,10 @@ class TracedInterpreter(Interpreter):
         self._overrides = overrides
         self.notes: list[str] = []
 
+    def _get_shared(self, value: Any) -> Any:
+        # Each run of a trace has to find it as it was: what writes to it fails.
+        return tuple(value) if isinstance(value, list) else value
+
     def _read_numbers(self, node: Node, values: list[Any]) -> list[Any]:
         return [self._unwrap_number(operand, value) for operand, value in zip(node.inputs, values, strict=True)]
 
@@ -53,7 +58,7 @@ class TracedInterpreter(Interpreter):
         if node_kind in self._overrides and node_kind in _RAISING:
             note = f"{_RAISING[node_kind]}, and no error {format_origin(node.origin)}"
             self.notes.append(note.strip())
-        if node_kind in READS:
+        if node_kind in _DATA_READS:
             raise _make_unsupported_error("a number is read from a tensor while the model runs", node, node.operator)
         if not node_kind.startswith("aten::"):
             raise _make_unsupported_error("an operator has no form outside TorchScript", node, node.operator)
@@ -106,6 +111,7 @@ def _resolve_condition(condition: Any, node: Node) -> Any:
     raise _make_unsupported_error("a branch depends on the size of the batch", node, str(condition))
 
 
+_DATA_READS = {f"aten::{name}" for name in ("Int", "Float", "item", "IntImplicit", "FloatImplicit", "ScalarImplicit")}
 # What they change in place is the shape, not the numbers.
 _OF_SHAPES = frozenset({"aten::squeeze_"})
 

@@ -64,7 +64,7 @@ def load_compiled_calls(archive, methods):
     try:
         return {m: aoti.AOTIModelPackageLoader(archive, m, False, 1, -1).boxed_run for m in methods}
     except RuntimeError as error:
-        # Torch 2.10 unpacks into /tmp alone, where a confined process does not write.
+        # Torch before 2.13 unpacks into /tmp alone, where a confined process does not write.
         if "Failed to create temporary directory" not in str(error) or not is_for_cpu(archive):
             raise
     return {m: load_unpacked_call(aoti, archive, m) for m in methods}

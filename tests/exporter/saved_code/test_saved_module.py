@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +18,7 @@ from exporter.archive.pt_archive import Archive
 from exporter.common.errors import ArchiveError, UnsupportedError
 from exporter.common.torch_hooks import ignore_deprecations
 from exporter.graph.loading import ScriptedModule, load_module
-from exporter.saved_code import code_reader
+from exporter.saved_code import code_reader, code_records
 from exporter.saved_code.ir import Graph, Literal
 from exporter.saved_code.saved_module import SavedModule
 
@@ -69,7 +70,10 @@ def describe(graph: Graph) -> list[tuple[str, tuple[str, ...]]]:
         if before == used:
             break
     return [
-        (node.operator, tuple(i.text for i in node.inputs if isinstance(i, Literal) and not i.text.startswith("[")))
+        (
+            node.operator.partition("[")[0],
+            tuple(i.text for i in node.inputs if isinstance(i, Literal) and not i.text.startswith("[")),
+        )
         for node in needed
         if node.kind.startswith("aten::") and node.kind != "aten::Int"
     ]
@@ -93,8 +97,8 @@ def test_the_same_numbers_as_torch_to_the_bit(path):
         pairs = zip(ours.run(case.method, case.inputs), torchs.run(case.method, case.inputs), strict=True)
         for got, wanted in pairs:
             assert got.dtype == wanted.dtype
-            assert torch.equal(got.isnan(), wanted.isnan())
-            assert torch.equal(got.nan_to_num(), wanted.nan_to_num())
+            assert got.shape == wanted.shape
+            assert got.detach().numpy().tobytes() == wanted.detach().numpy().tobytes()
 
 
 def test_a_changed_parameter_changes_the_numbers():
@@ -239,6 +243,88 @@ def test_constants_of_a_trace(tmp_path):
     assert torch.equal(run("forward", [X, Y]), module(X, Y))
 
 
+NUMBERS = [
+    "i = torch.arange(3)\nn = x.size(0)\nreturn (i * (n ** 2) + torch.tensor([n ** 2]),)",
+    "return (x * ((float(x.size(0)) - 12.0) ** 0.5),)",
+    "m = 9223372036854775800 + x.size(0) * 10\nif m > 0:\n    return (x,)\nreturn (y,)",
+    "return (x + float(3037000500 * x.size(0) * 3037000500),)",
+    "f = torch.ones(2) > 0\nb = bool(f[0])\nf.fill_(False)\nreturn (x if b else y,)",
+    "return (torch.full([2], 1.0, dtype=torch.complex32).to(torch.complex64).abs().to(x.dtype) + x,)",
+    "l: List[int] = []\nreturn (torch.tensor(l),)",
+    "n = x.size(0) - 4\nreturn (x + 3 / n if n == 0 else x,)",
+    "f = float(x.size(0) - 4)\nreturn (x * (f // f),)",
+    "n = float(x.size(0))\nreturn (x * ((n * 100.0) ** 400.0) + 1.0 // 0.1 + (-7.5) % 2.0,)",
+    "return (torch.norm(x, 2, 0) + y,)",
+    "parts = [x] * 3\nparts += [y]\nreturn (torch.cat(parts),)",
+    "return (x * (float(x.size(0)) - 4.5) + round(2.5) + abs(-3) + (-7) // 2 + (-7) % 4,)",
+]
+
+
+# torch says that complex numbers of 32 bits are new, and that lists without elements are of integers in TorchScript.
+@pytest.mark.filterwarnings("ignore:ComplexHalf", "ignore:Creating a tensor from an empty")
+@pytest.mark.parametrize("body", NUMBERS, ids=range(len(NUMBERS)))
+def test_numbers_as_torchscript_computes_them(body, tmp_path):
+    """Integers of 64 bits, infinities where Python raises, and the types of results."""
+    module = scripted(body)
+    saved = SavedModule(open_file(save(module, tmp_path)))
+    (wanted,), (got,) = module(X, Y), saved.run("forward", [X, Y])
+    assert got.dtype == wanted.dtype
+    assert got.numpy().tobytes() == wanted.numpy().tobytes()
+
+
+class Counter(nn.Module):
+    """A list of its own, to which each call adds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps = [1.5]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        alias = self.steps
+        alias.append(3.0)
+        self.steps[0] += 1.0
+        return x * len(self.steps) + self.steps[0]
+
+
+def test_a_list_that_is_an_attribute_is_written_to(tmp_path):
+    with ignore_deprecations():
+        module = torch.jit.script(Counter())
+    saved: Any = SavedModule(open_file(save(module, tmp_path)))
+    loaded: Any = torch.jit.load(tmp_path / "module.pt")
+    for _ in range(3):
+        assert torch.equal(saved.run("forward", [X]), loaded(X))
+
+
+class Tied(nn.Module):
+    """One layer under two names, and a view of a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.b = nn.Linear(2, 2)
+        self.a = self.b
+        self.c = nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.a(self.b(self.c(x)))
+
+
+def test_a_layer_under_two_names(tmp_path):
+    with ignore_deprecations():
+        module = torch.jit.script(Tied())
+    saved: Any = SavedModule(open_file(save(module, tmp_path)))
+    loaded: Any = torch.jit.load(tmp_path / "module.pt")
+    assert list(saved.named_parameters) == [name for name, _ in loaded.named_parameters()]
+    assert all(p.requires_grad for p in saved.named_parameters.values())
+    x = X.float()
+    with torch.no_grad():
+        for tensors in (saved.named_parameters, dict(loaded.named_parameters())):
+            tensors["b.weight"].add_(0.5)
+    kept = saved.named_parameters["b.weight"]
+    saved.to("cpu")
+    assert saved.named_parameters["b.weight"] is kept
+    assert torch.equal(saved.run("forward", [x]), loaded(x))
+
+
 def test_an_error_of_the_model(tmp_path):
     module = scripted("if bool((x > 100).any()):\n    raise ValueError('too large')\nreturn (x,)")
     saved = SavedModule(open_file(save(module, tmp_path)))
@@ -265,6 +351,20 @@ FORGED = {
     "    return ((lambda: x)(), )\n": "no name where one belongs",
     "    x.y = x\n    return (x, )\n": "x.y = x",
     "    return ([x for x in y], )\n": "for x in y",
+    "    return (x[1:2], )\n": r"x\[1:2\]",
+    "    return ((x, y, x)[0:3:2], )\n": r"0:3:2",
+    "    for i in range(2):\n      z = x\n    else:\n      x = y\n    return (x, )\n": "the else of a loop",
+    "    return (annotate(), )\n": "index out of range",
+    "    return (unchecked_cast(int), )\n": "index out of range",
+    "    a = b = x\n    return (x, )\n": "too many values",
+    '    return (-"a", )\n': "-'a'",
+    "    return (CONSTANTS.c" + "9" * 5000 + ", )\n": "integer string",
+    "    return (annotate(Union[int, str, float], x), ops.prim.name(x))\n": "no operator prim::name",
+    "    t0 = (x, x)\n"
+    + "".join(f"    t{i + 1} = (t{i}, t{i})\n" for i in range(30))
+    + "    return (x, )\n": "a type of more",
+    "    return (self.forward(x, y, x), )\n": "the arguments of self.forward",
+    "    return (self.forward(x, y=y, z=x), )\n": "the arguments of self.forward",
     "    return ((x, y)[7], )\n": "the element 7",
     "    return (self.forward, )\n": "the attribute forward",
 }
@@ -286,28 +386,77 @@ def test_a_forged_file_that_is_honest(tmp_path):
 def test_what_only_a_forger_writes(body, tmp_path):
     with pytest.raises((UnsupportedError, ArchiveError), match=FORGED[body].replace("(", r"\(")) as raised:
         forge(body, tmp_path).read_methods(["forward"])
-    assert raised.type is ArchiveError or "line" not in str(raised.value)
+    assert re.search(r"\.py(:\d+)?$", raised.value.details["where"])
 
 
-def test_code_that_is_no_code(tmp_path):
-    with pytest.raises(ArchiveError, match="a record of code cannot be parsed"):
-        forge("    return (\n", tmp_path)
+@pytest.mark.parametrize(
+    ("body", "what"),
+    [
+        ("    return (\n", "was never closed"),
+        ("    return (x, )\n  def forward(self) -> Tensor:\n    return x\n", "forward is defined twice"),
+        ("    return (x, )\nclass Own(Module):\n  training : bool\n", "Own is defined twice"),
+        ("    return (x, )\nclass Other(Module):\n  z : 3\n", "no name where one belongs"),
+        ("    return (x, )\n" + "x\n" * 300_000, "words of code"),
+    ],
+)
+def test_code_that_is_no_code(body, what, tmp_path, monkeypatch):
+    monkeypatch.setattr(code_records, "MAX_WORDS", 200_000)
+    with pytest.raises(ArchiveError, match="a record of code cannot be parsed") as raised:
+        forge(body, tmp_path)
+    assert what in raised.value.details["got"]
 
 
-def test_a_file_that_inlines_without_end(tmp_path, monkeypatch):
+def test_blocks_deeper_than_pythons_parser_takes(tmp_path):
+    body = "".join(f"{'  ' * i}    if True:\n" for i in range(110)) + "  " * 110 + "    z = x\n    return (x, )\n"
+    with pytest.raises(UnsupportedError, match="too many levels"):
+        forge(body, tmp_path)
+
+
+class Shared:
+    """What a pickle may hold: objects that are in each other many times."""
+
+    def __init__(self, depth: int) -> None:
+        self.pickled = (
+            b"\x80\x02"
+            + b"".join(
+                b"c__torch__.m\nM\n)\x81q"
+                + bytes([i])
+                + b"}(X\x01\x00\x00\x00a"
+                + self.get(i)
+                + b"X\x01\x00\x00\x00b"
+                + self.get(i)
+                + b"ub"
+                for i in range(depth)
+            )
+            + b"."
+        )
+
+    def get(self, i: int) -> bytes:
+        return b"h" + bytes([i - 1]) if i else b"K\x00"
+
+
+def test_objects_that_are_in_each_other_many_times(tmp_path):
+    """A walk over all paths of this pickle of two kilobytes would take weeks; there is no class of its root."""
+    path = save(scripted("return (x,)"), tmp_path)
+    with pytest.raises(ArchiveError, match="no code of its class"):
+        SavedModule(open_file(path, {"data.pkl": Shared(60).pickled}))
+
+
+@pytest.mark.parametrize("limit", ["MAX_STEPS", "MAX_NODES"])
+def test_a_file_that_inlines_without_end(limit, tmp_path, monkeypatch):
     """Each function calls the next one twice: a few lines that stand for more operators than a memory holds."""
-    monkeypatch.setattr(code_reader, "MAX_STATEMENTS", 10_000)
+    monkeypatch.setattr(code_reader, limit, 10_000)
     body = "    return (__torch__.g0(x), )\n"
     path = save(scripted("return (x,)"), tmp_path)
     (record,) = [name for name in pt_archive.list_records(path) if name.endswith(".py")]
     name = record.removeprefix("code/").removesuffix(".py").replace("/", ".")
     functions = "".join(
-        f"def g{i}(x: Tensor) -> Tensor:\n  return {name}.g{i + 1}({name}.g{i + 1}(x))\n" for i in range(40)
+        f"def g{i}(x: Tensor) -> Tensor:\n  return {name}.g{i + 1}({name}.g{i + 1}(torch.sin(x)))\n" for i in range(40)
     )
     text = HEAD.format(name=f"{name}.Own") + body.replace("__torch__.g0", f"{name}.g0")
     text += functions + "def g40(x: Tensor) -> Tensor:\n  return torch.sin(x)\n"
     module = SavedModule(open_file(path, {record: text.encode()}))
-    with pytest.raises(UnsupportedError, match="more than 10000 statements"):
+    with pytest.raises(UnsupportedError, match=r"more than 10000 (statements|operations)"):
         module.read_methods(["forward"])
 
 
