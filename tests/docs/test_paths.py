@@ -49,7 +49,7 @@ def test_what_is_gone_is_seen(tmp_path):
     page = tmp_path / "page.md"
     page.write_text(
         "`exporter/kernels/ssa.py`, `exporter/*.py`, `exporter/foo.*`, `python tools/house.py --check`\n"
-        "`exporter/graph/ir.py`, `reader.py`, `gone.py`; `torchferry/cli/gone.py`\n"
+        "`exporter/graph/passes.py`, `reader.py`, `gone.py`; `torchferry/cli/gone.py`\n"
         "`net.py` is the user's, `torchferry/contract.json` a record; [page](gone.md#part)\n"
     )
     gone = ["exporter/kernels/ssa.py", "exporter/graph/gone.py", "torchferry/cli/gone.py", "gone.md"]

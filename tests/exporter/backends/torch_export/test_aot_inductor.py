@@ -29,7 +29,6 @@ from torchferry.cli.app import run
 MODELS = ROOT / "tests" / "support" / "onnx_models.py"
 ROBERTSON = ROOT / "artifacts" / "robertson.pt"
 F = torch.float64
-
 VERSION = tuple(int(part) for part in torch.__version__.split(".")[:2])
 
 
