@@ -1,7 +1,8 @@
 """Overloads of torch's operators, found by the types of their arguments, as the compiler of TorchScript does.
 
 Source of the rules: torch/csrc/jit/frontend/schema_matching.cpp. Where several overloads take the arguments, the one
-whose types are nearest is taken; the compiler takes the first that was registered, which is the same one."""
+whose types are nearest is taken, where the compiler takes the first that was registered: the tests hold both side by
+side."""
 
 from __future__ import annotations
 

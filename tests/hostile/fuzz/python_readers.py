@@ -11,7 +11,7 @@ import sys
 import tempfile
 import warnings
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -36,6 +36,7 @@ with atheris.instrument_imports(include=["exporter", "runtime_checks"]):
     from exporter.archive.contract import contract_from_json
     from exporter.archive.pt_archive import Archive
     from exporter.common.errors import TorchferryError
+    from exporter.saved_code.saved_module import SavedModule
     from runtime_checks.runners.children import package_loading
 
 SEED = pt_archive.read(ROOT / "artifacts" / "robertson.pt")
@@ -119,6 +120,22 @@ def read_module(data: bytes) -> None:
     module_objects.read_module_tensors(archive, ["k"])
 
 
+class OneCode(Archive):
+    """An archive of which only the code of the module's own class is anybody's."""
+
+    data = b""
+
+    def read_records(self, names: Collection[str]) -> dict[str, bytes]:
+        return {**super().read_records(names), "code/__torch__/torchferry/___torch_mangle_0.py": self.data}
+
+
+def read_code(data: bytes) -> None:
+    archive = OneCode(**vars(SEED))
+    object.__setattr__(archive, "data", data)
+    module = SavedModule(archive)
+    module.read_methods(module.method_names)
+
+
 def measure_nesting(data: bytes) -> None:
     nesting.measure_source_depth(data)
     nesting.measure_depth(data)
@@ -133,6 +150,7 @@ READERS: dict[str, Callable[[bytes], object]] = {
     "signature": read_signature,
     "program": read_program,
     "module": read_module,
+    "code": read_code,
     "nesting": measure_nesting,
 }
 # Other than TorchferryError, and what its message is: callers turn these into one.

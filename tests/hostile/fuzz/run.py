@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[3]
 NATIVE = ROOT / "runtime_checks" / "native"
 OUT = ROOT / "out" / "fuzz"
 SEED = ROOT / "artifacts" / "robertson.pt"
-PYTHON_TARGETS = ("archive", "contract", "cases", "kernel", "onnx", "signature", "program", "module", "nesting")
+PYTHON_TARGETS = ("archive", "contract", "cases", "kernel", "onnx", "signature", "program", "module", "code", "nesting")
 NATIVE_TARGETS = ("archive", "contract", "cases")
 LIMITS = ("-timeout=10", "-rss_limit_mb=1536", "-max_len=65536", "-print_final_stats=1", "-verbosity=1")
 # libtorch is not built with the sanitizer, which then mistakes its containers.
@@ -62,6 +62,7 @@ def write_seeds(target: str, folder: Path) -> None:
                 "contract": [archive.read(names["contract.json"])],
                 "cases": [archive.read(names["cases.pt"])],
                 "module": [archive.read(names["data.pkl"])],
+                "code": [archive.read(name) for name in archive.namelist() if name.endswith(".py")],
                 "nesting": [archive.read(name) for name in archive.namelist() if name.endswith((".pkl", ".py"))],
             }
         for data in inputs.get(target, []):
