@@ -151,8 +151,8 @@ class CodeReader:
         record, _, _ = self._origin.where.rpartition(":")
         self._origin = Origin("", module=self._origin.module, where=f"{record}:{statement.lineno}")
 
-    def _take_step(self) -> None:
-        self._steps += 1
+    def _take_step(self, count: int = 1) -> None:
+        self._steps += count
         if self._steps > MAX_STEPS:
             raise NotReadError(f"more than {MAX_STEPS} statements and expressions in all that the method calls")
 
@@ -481,6 +481,8 @@ class CodeReader:
 
     def _make_value(self, script_type: ScriptType) -> Value:
         self._count += 1
+        # A node has the texts of its types.
+        self._take_step(script_type.size)
         return Value(self._count - 1, script_type)
 
     def _as_input(self, value: Value) -> Input:

@@ -14,7 +14,7 @@ _NAMES = frozenset({
 })  # fmt: skip
 
 # Parts of a type, counted as often as they stand in it.
-MAX_TYPE = 1_000
+MAX_TYPE = 100_000
 
 
 @dataclass(frozen=True)
@@ -26,10 +26,18 @@ class ScriptType:
 
     def __post_init__(self) -> None:
         # A few lines of code could make a type of as many parts as they like.
-        size = 1 + sum(a.__dict__["size"] for a in self.arguments)
+        size = 1 + sum(a.size for a in self.arguments)
         if size > MAX_TYPE:
             raise ValueError(f"a type of more than {MAX_TYPE} parts")
-        self.__dict__["size"] = size
+        self.__dict__.update(_size=size, _hash=hash((self.name, self.arguments)))
+
+    def __hash__(self) -> int:
+        return self.__dict__["_hash"]
+
+    @property
+    def size(self) -> int:
+        """Return how many parts it has, itself included."""
+        return self.__dict__["_size"]
 
     def __str__(self) -> str:
         inner = ", ".join(map(str, self.arguments))

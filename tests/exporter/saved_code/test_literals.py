@@ -65,7 +65,7 @@ def test_lists_that_share_their_elements():
 
 def test_a_type_of_many_parts():
     script_type = INT
-    for _ in range(8):
+    for _ in range(15):
         script_type = ScriptType("Tuple", (script_type, script_type))
     with pytest.raises(ValueError, match="a type of more than"):
         ScriptType("Tuple", (script_type, script_type))
