@@ -69,8 +69,11 @@ class SavedModule:
             if value.device == torch.device(device):
                 continue
             storage = value.untyped_storage()
-            moved = storages.setdefault(storage.data_ptr(), storage.to(device=torch.device(device)))
+            if storage.data_ptr() not in storages:
+                numbers = torch.empty(0, dtype=torch.uint8, device=value.device).set_(storage)
+                storages[storage.data_ptr()] = numbers.to(device).untyped_storage()
             there = torch.empty(0, dtype=value.dtype, device=device)
+            moved = storages[storage.data_ptr()]
             value.data = there.set_(moved, value.storage_offset(), value.shape, value.stride())
 
     def get_value(self, path: str) -> Any:

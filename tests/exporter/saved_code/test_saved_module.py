@@ -463,3 +463,17 @@ def test_a_file_that_inlines_without_end(limit, tmp_path, monkeypatch):
 def test_a_method_that_is_not_there():
     with pytest.raises(ArchiveError, match="no method 'gone'"):
         SavedModule(pt_archive.read(FILES[0])).read_methods(["gone"])
+
+
+@pytest.mark.cuda
+def test_tensors_move_in_place(tmp_path):
+    """To a GPU and back: the same tensors, one storage for those of one layer, and the numbers of the CPU."""
+    with ignore_deprecations():
+        module = torch.jit.script(Tied())
+    saved: Any = SavedModule(open_file(save(module, tmp_path)))
+    kept, x = saved.named_parameters["b.weight"], X.float()
+    for device in ("cuda", "cpu"):
+        saved.to(device)
+        assert kept.device.type == device
+        assert saved.named_parameters["b.weight"] is kept
+        assert torch.allclose(saved.run("forward", [x.to(device)]).cpu(), module(x), rtol=1e-5, atol=1e-6)
