@@ -466,6 +466,7 @@ def test_a_method_that_is_not_there():
 
 
 @pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 def test_tensors_move_in_place(tmp_path):
     """To a GPU and back: the same tensors, one storage for those of one layer, and the numbers of the CPU."""
     with ignore_deprecations():
