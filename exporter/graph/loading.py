@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -132,8 +131,7 @@ def open_module(archive: Archive) -> LoadedModule:
     """Open the module of an archive: by torch, or from its records where this torch has no TorchScript.
 
     Raises ``ArchiveError`` if that fails, or if loading would run code of the file."""
-    with ignore_deprecations() if HAS_TORCH_SCRIPT else contextlib.nullcontext():
-        return ScriptedModule(load_module(archive.path)) if HAS_TORCH_SCRIPT else SavedModule(archive)
+    return ScriptedModule(load_module(archive.path)) if HAS_TORCH_SCRIPT else SavedModule(archive)
 
 
 def resolve_captured_method(available: Collection[str], method: str) -> str:

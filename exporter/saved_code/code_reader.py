@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from exporter.common.errors import UnsupportedError
@@ -42,8 +42,8 @@ from exporter.saved_code.tensors import format_literal
 # What Python calls by a name of its own.
 _BUILTINS = {"int": "aten::Int", "float": "aten::Float", "bool": "aten::Bool", "str": "aten::str"}
 _BUILTINS |= {"complex": "aten::Complex", "ord": "aten::ord"}
-# Operations of a method once all that it calls is inlined, and statements and expressions that are read for them: a
-# small file could ask for as many as it likes.
+# Operations of the methods that are read together, once all that they call is inlined, and statements and expressions
+# that are read for them: a small file could ask for as many as it likes.
 MAX_NODES, MAX_STEPS = 2**20, 2**23
 # As many times as a while loop runs at most.
 _ALWAYS = Literal(str(2**63 - 1), 2**63 - 1)
@@ -95,12 +95,32 @@ class NotReadError(Exception):
 
 
 @dataclass
+class Budget:
+    """What has been read of a file so far."""
+
+    nodes: int = 0
+    steps: int = 0
+
+    def spend(self, nodes: int, steps: int) -> None:
+        """Count nodes and steps. Raises ``NotReadError`` beyond the limits."""
+        self.nodes += nodes
+        self.steps += steps
+        if self.nodes > MAX_NODES:
+            raise NotReadError(f"more than {MAX_NODES} operations in all that the methods call")
+        if self.steps > MAX_STEPS:
+            raise NotReadError(f"more than {MAX_STEPS} statements and expressions in all that the methods call")
+
+
+@dataclass(frozen=True)
 class ModuleContents:
-    """What code refers to: classes and functions of the file, attributes by path, and constants by number."""
+    """What code refers to: classes and functions of the file, attributes by path, and constants by number.
+
+    Its readers share one ``budget``."""
 
     code: Code
     get_attribute: Callable[[ModuleRef, str], Value]
     get_constant: Callable[[int], Value]
+    budget: Budget = field(default_factory=Budget)
 
 
 class CodeReader:
@@ -109,7 +129,7 @@ class CodeReader:
     def __init__(self, contents: ModuleContents, apart: Collection[str] = ()) -> None:
         self._contents = contents
         self._apart = apart
-        self._count = self._node_count = self._steps = 0
+        self._count = 0
         self._nodes: list[Node] = []
         # The module whose method is read, and the place of the statement.
         self._top = ModuleRef("", "")
@@ -147,14 +167,9 @@ class CodeReader:
         return _none()
 
     def _note_line(self, statement: ast.stmt) -> None:
-        self._take_step()
+        self._contents.budget.spend(0, 1)
         record, _, _ = self._origin.where.rpartition(":")
         self._origin = Origin("", module=self._origin.module, where=f"{record}:{statement.lineno}")
-
-    def _take_step(self, count: int = 1) -> None:
-        self._steps += count
-        if self._steps > MAX_STEPS:
-            raise NotReadError(f"more than {MAX_STEPS} statements and expressions in all that the method calls")
 
     def _run_statement(self, statement: ast.stmt, scope: Scope) -> None:
         self._note_line(statement)
@@ -273,7 +288,7 @@ class CodeReader:
         return self._add_node("prim::TupleConstruct", values, [ScriptType("Tuple", types)])[0]
 
     def _read_results(self, node: ast.expr, scope: Scope) -> Sequence[Value]:
-        self._take_step()
+        self._contents.budget.spend(0, 1)
         if isinstance(node, ast.Call):
             return self._read_call(node, scope)
         literal = literals.read_literal(node)
@@ -482,7 +497,7 @@ class CodeReader:
     def _make_value(self, script_type: ScriptType) -> Value:
         self._count += 1
         # A node has the texts of its types.
-        self._take_step(script_type.size)
+        self._contents.budget.spend(0, script_type.size)
         return Value(self._count - 1, script_type)
 
     def _as_input(self, value: Value) -> Input:
@@ -500,9 +515,7 @@ class CodeReader:
         blocks: tuple[Block, ...] = (),
         overload: Overload | None = None,
     ) -> Sequence[Value]:
-        self._node_count += 1
-        if self._node_count > MAX_NODES:
-            raise NotReadError(f"more than {MAX_NODES} operations in all that the method calls")
+        self._contents.budget.spend(1, 0)
         operands = tuple(map(self._as_input, inputs))
         outputs = [self._make_value(t) for t in types]
         numbers = tuple(v.operand for v in outputs if isinstance(v.operand, int))

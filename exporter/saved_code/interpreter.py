@@ -35,7 +35,8 @@ _CONTAINERS |= {"aten::__contains__"}
 NodeContext = Callable[[Node], contextlib.AbstractContextManager[Any]]
 
 
-def _enter_nothing(node: Node) -> contextlib.AbstractContextManager[Any]:
+def enter_nothing(node: Node) -> contextlib.AbstractContextManager[Any]:
+    """Return a context that does nothing."""
     return contextlib.nullcontext()
 
 
@@ -47,6 +48,7 @@ class Interpreter:
     """Interpreter of the methods of ``saved``, with ``tensors`` instead of those of the file, by
     ``TensorConstant.key``."""
 
+    # What is done without torch, by operator.
     structure: Mapping[str, Callable[[Sequence[Any]], Sequence[Any]]] = STRUCTURE
 
     def __init__(
@@ -54,7 +56,7 @@ class Interpreter:
         saved: SavedGraphs,
         tensors: Mapping[str, torch.Tensor],
         call_submodule: SubmoduleCall = _refuse_call,
-        node_context: NodeContext = _enter_nothing,
+        node_context: NodeContext = enter_nothing,
     ) -> None:
         self._saved = saved
         self._tensors = tensors
@@ -148,10 +150,6 @@ class EagerInterpreter(Interpreter):
     """Interpreter that evaluates: numbers are computed by torch too, with its integers of 64 bits and its infinities.
 
     Errors of the model are ``RuntimeError``, as TorchScript's own are."""
-
-    structure: Mapping[str, Callable[[Sequence[Any]], Sequence[Any]]] = {
-        name: function for name, function in STRUCTURE.items() if name != "aten::Bool"
-    }
 
     def run(self, method: str, inputs: Sequence[Any]) -> Any:
         """Run a method and return its result."""

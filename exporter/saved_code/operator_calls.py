@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from exporter.saved_code.ir import Node
-from exporter.saved_code.script_scalars import SCALARS
 
 
 def run_operator(node: Node, values: Sequence[Any], override: Callable[..., Any] | None = None) -> Sequence[Any]:
@@ -64,7 +63,6 @@ STRUCTURE: Mapping[str, Callable[[Sequence[Any]], Sequence[Any]]] = {
     "aten::stride": lambda values: [values[0].stride(*values[1:])],
     "aten::dim": lambda values: [values[0].dim()],
     "aten::numel": lambda values: [values[0].numel()],
-    "aten::Bool": lambda values: [SCALARS["aten::Bool"](*values)],
 }
 # By torch's numbers; what is missing are quantized dtypes.
 _DTYPES = {

@@ -90,9 +90,13 @@ class SavedModule:
     def run(self, method: str, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """Run a method, operator by operator, on the tensors of this module. Raises what torch's operators raise."""
         if method not in self._interpreters:
-            saved = self.read_methods([method])
-            self._interpreters[method] = EagerInterpreter(saved, saved.tensors)
+            self.prepare([method])
         return self._interpreters[method].run(method, inputs)
+
+    def prepare(self, methods: Collection[str]) -> None:
+        """Read methods that will be run. Raises the errors of ``read_methods``."""
+        saved = self.read_methods(methods)
+        self._interpreters |= dict.fromkeys(methods, EagerInterpreter(saved, saved.tensors))
 
     @with_deep_recursion
     def read_methods(self, methods: Collection[str], apart: Collection[str] = ()) -> SavedGraphs:

@@ -144,12 +144,10 @@ def resolve_type(script_type: ScriptType, bindings: Bindings) -> ScriptType:
 
 
 def unify(first: ScriptType, second: ScriptType) -> ScriptType:
-    """Return the type of a value that is of either; the first if they have nothing in common."""
-    if first == second:
-        return first
-    for this, other in ((first, second), (second, first)):
-        if this == NONE:
-            return other if other.name == "Optional" else ScriptType("Optional", (other,))
-        if this.name == "Optional" and this.arguments[0] == other:
-            return this
-    return first
+    """Return the type of a value that is of either. Raises ``ValueError`` if they have nothing in common."""
+    for wider, other in ((first, second), (second, first)):
+        if measure_fit(wider, other, {}) is not None:
+            return wider
+        if other == NONE:
+            return ScriptType("Optional", (wider,))
+    raise ValueError(f"a value that is a {first} or a {second}")

@@ -23,7 +23,7 @@ class InterpreterEngine:
         self._opened = opened
         self._module = SavedModule(opened, device)
         # What cannot be read is said when the file is loaded, not at a call.
-        self._module.read_methods(list(opened.contract.methods))
+        self._module.prepare(list(opened.contract.methods))
 
     @property
     def parameters(self) -> Mapping[str, torch.Tensor]:

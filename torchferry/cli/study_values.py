@@ -21,7 +21,7 @@ def parse_study(text: str) -> tuple[str, tuple[float, ...]]:
         values = ()
     if not (name and equals and values) or not all(map(math.isfinite, values)):
         expected = "NAME=LOW:HIGH:COUNT, NAME=LOW:HIGH:COUNT:log, or NAME=VALUE,VALUE,..."
-        mend = "give finite numbers, and at least one"
+        mend = "give finite numbers, at least one of them; above 0 with log"
         raise UsageError("values to vary are not understood", where="--vary", got=text, expected=expected, mend=mend)
     return name, values
 

@@ -13,10 +13,11 @@ from typing import Any
 import torch
 
 from exporter.common.errors import UnsupportedError
-from exporter.saved_code.interpreter import Env, Interpreter, NodeContext, SubmoduleCall
+from exporter.saved_code.interpreter import Env, Interpreter, NodeContext, SubmoduleCall, enter_nothing
 from exporter.saved_code.ir import Input, Node, SavedGraphs, TensorConstant
-from exporter.saved_code.operator_calls import run_operator
+from exporter.saved_code.operator_calls import STRUCTURE, run_operator
 from exporter.saved_code.origin import Origin
+from exporter.saved_code.script_scalars import SCALARS
 
 
 class TracedInterpreter(Interpreter):
@@ -25,15 +26,21 @@ class TracedInterpreter(Interpreter):
     ``overrides`` are functions that replace torch's operators, by name without overload. ``notes`` say what was left
     out on the way."""
 
+    # A condition on data stays a tensor, which a branch names.
+    structure: Mapping[str, Callable[[Sequence[Any]], Sequence[Any]]] = {
+        **STRUCTURE,
+        "aten::Bool": lambda values: [SCALARS["aten::Bool"](*values)],
+    }
+
     def __init__(
         self,
         saved: SavedGraphs,
         tensors: Mapping[str, torch.Tensor],
         call_submodule: SubmoduleCall,
-        node_context: NodeContext | None = None,
+        node_context: NodeContext = enter_nothing,
         overrides: Mapping[str, Callable[..., Any]] = MappingProxyType({}),
     ) -> None:
-        super().__init__(saved, tensors, call_submodule, *filter(None, [node_context]))
+        super().__init__(saved, tensors, call_submodule, node_context)
         self._overrides = overrides
         self.notes: list[str] = []
 
