@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.fx.node import map_aggregate
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from exporter.capture.fx_tracing import DECOMPOSED, FxProgram, finish_program, trace_to_fx
@@ -154,7 +155,7 @@ class _Recorder(DispatchHook):
         self._nodes = WeakTensorKeyDictionary()
         self._dependent_nodes: set[torch.fx.Node] = set()
         # A write to a view reaches all that share its memory.
-        self._dependent_memory: set[int] = set()
+        self._dependent_memory: set[StorageWeakRef] = set()
 
     def add_input(self, tensor: torch.Tensor) -> None:
         """Make a tensor an input of the graph."""
@@ -186,7 +187,7 @@ class _Recorder(DispatchHook):
         node_args, node_kwargs = map_aggregate((args, kwargs), lambda value: self._convert(value, tensors))  # pyright: ignore[reportArgumentType]
         is_dependent = any(self._is_dependent(t) for t in tensors)
         if func._schema.is_mutable and is_dependent:
-            self._dependent_memory.update(map(_get_memory, tensors))
+            self._dependent_memory.update(map(_get_memory, _list_written(func, args, kwargs)))
         if _is_refused(func, args) or (is_dependent and _VALUE in func.tags):
             raise NotRecordedError(f"{func} depends on values or on chance")
         result = func(*args, **kwargs)
@@ -220,8 +221,16 @@ class _Recorder(DispatchHook):
         self._nodes[tensor] = node
 
 
-def _get_memory(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+def _get_memory(tensor: torch.Tensor) -> StorageWeakRef:
+    # Not its address, where a later tensor may lie once this one is gone.
+    return StorageWeakRef(tensor.untyped_storage())
+
+
+def _list_written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    named = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
+    written = [named.get(a.name) for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    parts = (part for value in written for part in (value if isinstance(value, (list, tuple)) else [value]))
+    return [part for part in parts if isinstance(part, torch.Tensor)]
 
 
 def _is_refused(func: Any, args: tuple[Any, ...]) -> bool:

@@ -192,6 +192,36 @@ def test_what_the_runs_do_not_say_is_not_recorded(name):
         record_batch_program(REFUSED[name], [torch.rand(4, 3, dtype=F), torch.tensor(0.7, dtype=F)], [0])
 
 
+def read_where_a_result_was(x, k):
+    """A branch on constants, of memory that a result had before: its size is that of no other tensor."""
+    limits = torch.ones(1237, dtype=F)
+    for _ in range(20):
+        result = limits.clone()
+        result.add_(k)
+        del result
+        if bool((limits.clone() < 0).clone().double().sum() > 0):
+            return (x,)
+    return (x * limits[0],)
+
+
+def test_memory_that_is_used_again_hangs_on_nothing():
+    inputs = [torch.rand(4, 3, dtype=F), torch.tensor(0.7, dtype=F)]
+    program = record_batch_program(read_where_a_result_was, inputs, [0])
+    x = torch.rand(9, 3, dtype=F)
+    assert torch.equal(program.graph(x, inputs[1])[0], x)
+
+
+def test_a_constant_that_is_read_beside_a_write_stays_one():
+    def function(x, k):
+        limits, total = torch.ones(2, dtype=F), k.clone()
+        total.add_(limits.sum())
+        return (x * total if bool(limits.all()) else x,)
+
+    inputs = [torch.rand(4, 3, dtype=F), torch.tensor(0.7, dtype=F)]
+    program = record_batch_program(function, inputs, [0])
+    assert torch.equal(program.graph(*inputs)[0], inputs[0] * 2.7)
+
+
 def test_what_is_not_recorded_is_traced():
     inputs = [torch.rand(4, 3, dtype=F), torch.tensor(0.7, dtype=F)]
     program = trace_batch_program(REFUSED["the square of the batch"], inputs, [0], ("k",), model=torch.nn.Identity())
