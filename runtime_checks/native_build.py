@@ -1,10 +1,15 @@
-"""The native library and harness: built once from the sources in ``native/``, kept in the cache.
+"""The native library and harness: the package ``torchferry-native``, where it is installed for this torch; otherwise
+built once from the sources in ``native/``, and kept in the cache.
 
-A build is keyed by everything that changes it: the linked torch, the compiler, the sources, the sanitizers."""
+A build is keyed by everything that changes it: the linked torch, the compiler, the sources, the sanitizers.
+
+python -m runtime_checks.native_build: what a build is made of, as the package records it."""
 
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
+import json
 import os
 import shutil
 import subprocess
@@ -20,6 +25,8 @@ from runtime_checks.cache import cache_folder, make_private_folder
 
 # Its folder in the cache.
 NATIVE = "native"
+# The package that brings it built, and what that package records.
+PACKAGE, RECORD = "torchferry-native", "build.json"
 SOURCES = Path(__file__).with_name("native")
 INSTALL = 'pip install "torchferry[native]", and a compiler of C++17, of C++20 from torch 2.14 (apt-get install g++)'
 
@@ -32,8 +39,7 @@ def compute_build_prefix(sanitize: str = "") -> Path:
     digest = hashlib.sha256()
     for part in (_torch_version(), str(torch_folder()), compiler, version, sanitize):
         digest.update(part.encode() + b"\0")
-    for file in sorted(p for p in SOURCES.rglob("*") if p.is_file()):
-        digest.update(file.relative_to(SOURCES).as_posix().encode() + b"\0" + file.read_bytes())
+    digest.update(_compute_sources_digest().encode())
     name = f"torch-{_torch_version()}{'-' + sanitize.replace(',', '-') if sanitize else ''}-{digest.hexdigest()[:16]}"
     return cache_folder() / NATIVE / name
 
@@ -41,8 +47,11 @@ def compute_build_prefix(sanitize: str = "") -> Path:
 def build(*, sanitize: str = "", force: bool = False, announce: Callable[[str], None] = lambda text: None) -> Path:
     """Return a finished build's prefix: ``bin/torchferry_verify``, ``lib/``, ``include/``, ``lib/cmake/torchferry``.
 
-    Concurrent processes wait for the one that builds. ``announce`` is told that a build starts.
+    The package ``torchferry-native`` is one, unless ``force`` asks for a new one. Concurrent processes wait for the one
+    that builds. ``announce`` is told that a build starts, and why the package that is installed does not serve.
     Raise ``MissingRuntimeError`` if CMake or a compiler is missing, or if the build fails."""
+    if not sanitize and not force and (installed := find_installed_build(announce)):
+        return installed
     target = compute_build_prefix(sanitize)
     make_private_folder(NATIVE)
     with FileLock(f"{target}.lock"):
@@ -55,6 +64,39 @@ def build(*, sanitize: str = "", force: bool = False, announce: Callable[[str], 
                 # Renamed as a whole: a folder under that name is always finished.
                 (folder / "prefix").rename(target)
     return target
+
+
+def find_installed_build(announce: Callable[[str], None] = lambda text: None) -> Path | None:
+    """Return the folder of the package ``torchferry-native``; None where it is not installed, or was built of other
+    sources or for another torch, which ``announce`` is told."""
+    try:
+        distribution = importlib.metadata.distribution(PACKAGE)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    folder = Path(str(distribution.locate_file(PACKAGE.replace("-", "_"))))
+    try:
+        recorded = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        recorded = f"no record of it: {error}"
+    # The library finds torch beside its own folder.
+    place, expected = folder.parent / "torch", describe_build()
+    if recorded == expected and place.exists() and place.samefile(torch_folder()):
+        return folder
+    got = recorded if recorded != expected else f"torch in {torch_folder()}, not beside it"
+    announce(f"{PACKAGE} in {folder} does not serve: it has {got}; {expected} is needed")
+    return None
+
+
+def describe_build() -> dict[str, str]:
+    """Return what a build for this torch is made of."""
+    return {"torch": _torch_version(), "sources": _compute_sources_digest()}
+
+
+def _compute_sources_digest() -> str:
+    digest = hashlib.sha256()
+    for file in sorted(p for p in SOURCES.rglob("*") if p.is_file()):
+        digest.update(file.relative_to(SOURCES).as_posix().encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()
 
 
 def _build(folder: Path, sanitize: str) -> None:
@@ -116,3 +158,7 @@ def _find_compiler() -> str:
         what = "there is no C++ compiler to build the native library"
         raise MissingRuntimeError(what, got=got, mend=INSTALL)
     return path
+
+
+if __name__ == "__main__":
+    print(json.dumps(describe_build()))

@@ -23,5 +23,9 @@ if(NOT TARGET torchferry_libtorch)
     list(APPEND _libraries "${TORCHFERRY_TORCH}/lib/${CMAKE_SHARED_LIBRARY_PREFIX}${_name}${CMAKE_SHARED_LIBRARY_SUFFIX}")
   endforeach()
   target_link_libraries(torchferry_libtorch INTERFACE
-    "-Wl,--no-as-needed" ${_libraries} "-Wl,--as-needed" "-Wl,-rpath,${TORCHFERRY_TORCH}/lib")
+    "-Wl,--no-as-needed" ${_libraries} "-Wl,--as-needed")
+  if(NOT TORCHFERRY_WHEEL)
+    # What goes to another machine finds torch from where it lies itself.
+    target_link_libraries(torchferry_libtorch INTERFACE "-Wl,-rpath,${TORCHFERRY_TORCH}/lib")
+  endif()
 endif()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from pathlib import Path
 
@@ -12,7 +11,6 @@ from native_build import CLIENTS, need_fortran, programs, run
 from project import RATES, ROOT, export_unverified, load_module
 
 from exporter.archive import pt_archive
-from exporter.common.errors import MissingRuntimeError
 from runtime_checks import native_build
 from runtime_checks.runners.base import Call
 from runtime_checks.runners.libtorch_runner import LibtorchRunner
@@ -136,19 +134,6 @@ def test_c_fortran_and_the_harness_agree_with_python(name, clients, archives, tm
         torch.testing.assert_close(numbers, wanted, rtol=1e-15, atol=0)
     else:
         assert content == bits(map(fortran_order, expected))
-
-
-def test_no_compiler_is_a_runtime_that_is_not_there(monkeypatch, tmp_path):
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    with pytest.raises(MissingRuntimeError, match="no-such-compiler"):
-        native_build.build()
-    monkeypatch.delenv("CXX")
-    monkeypatch.setenv("TORCHFERRY_CACHE", str(tmp_path))
-    monkeypatch.setenv("PATH", str(Path(shutil.which("g++") or "/usr/bin/g++").parent))
-    monkeypatch.setattr(native_build, "find_tool", lambda name, needed=True: "/bin/false")
-    with pytest.raises(MissingRuntimeError, match="could not be built"):
-        native_build.build()
-    assert not [p for p in (tmp_path / "native").iterdir() if p.is_dir()]
 
 
 def test_the_folder_of_the_cmake_package(capfd):
