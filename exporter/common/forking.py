@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from exporter.common.errors import TorchferryError, summarize_error
+from exporter.common.errors import MissingRuntimeError, TorchferryError, summarize_error
 from exporter.common.garbage_collection import pause_gc
 
 DEFAULT_SECONDS = 300.0
@@ -137,8 +137,19 @@ def time_limit(seconds: float) -> Iterator[None]:
             signal.signal(signal.SIGALRM, old_handler)
 
 
+def require_fork() -> None:
+    """Raise ``MissingRuntimeError`` on a system that has no ``os.fork``."""
+    if not hasattr(os, "fork"):
+        what, expected = "this system cannot fork a process, in which foreign code is run", "Linux or macOS"
+        mend = "load and inspect files here; make, convert, compare, evaluate and verify them there"
+        raise MissingRuntimeError(what, got=sys.platform, expected=expected, mend=mend)
+
+
 def fork() -> int:
-    """Fork this process, and only then handle SIGINT and SIGTERM; return what ``os.fork`` does."""
+    """Fork this process, and only then handle SIGINT and SIGTERM; return what ``os.fork`` does.
+
+    Raises ``MissingRuntimeError`` where there is none."""
+    require_fork()
     with _postpone_interrupts(), warnings.catch_warnings():
         # Python 3.12 warns where other threads run; the child uses none of their locks.
         warnings.simplefilter("ignore", DeprecationWarning)

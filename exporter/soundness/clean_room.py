@@ -18,8 +18,8 @@ from typing import Any
 
 from exporter.capture.custom_functions import find_bound_applies
 from exporter.capture.scripting import find_marked_modules
-from exporter.common.errors import MissingRuntimeError, TorchferryError
-from exporter.common.forking import DEFAULT_SECONDS, ForkFailedError, fork, run_in_fork, silence_child
+from exporter.common.errors import TorchferryError
+from exporter.common.forking import DEFAULT_SECONDS, ForkFailedError, fork, require_fork, run_in_fork, silence_child
 from exporter.model.eager.evaluation import eager_context
 from exporter.model.source import Source
 
@@ -37,9 +37,7 @@ class CleanRooms:
         # Found once here, and not in every process that is forked.
         find_bound_applies()
         find_marked_modules(source.parameter_module)
-        if not hasattr(os, "fork"):
-            what = "the soundness gate runs the model in forked processes, which this system does not have"
-            raise MissingRuntimeError(what, got=sys.platform, expected="Linux or macOS")
+        require_fork()
         self._rooms = [_Room(source) for _ in range(count)]
         self._free_rooms: queue.SimpleQueue[_Room] = queue.SimpleQueue()
         for room in self._rooms:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import IO
 
 from exporter.common.errors import MissingRuntimeError
+from exporter.common.forking import require_fork
 from runtime_checks.runners.subprocesses import (
     CONFINEMENT_PACKAGE,
     build_environment,
@@ -92,6 +93,7 @@ class ForkServer:
         return process.returncode or 1, text or self._log.read().decode(errors="replace")
 
     def _ensure_started(self) -> subprocess.Popen[bytes]:
+        require_fork()
         # In a process forked from this one the server belongs to the parent.
         owner = os.getpid(), build_environment()
         if self._process is not None and self._owner == owner and not self._has_ended(self._process):

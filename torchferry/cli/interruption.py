@@ -73,7 +73,8 @@ def leave_command() -> None:
         _restore_handlers()
 
 
-os.register_at_fork(after_in_child=leave_command)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=leave_command)
 
 
 def _watch(receiver: socket.socket, is_heard: threading.Event, is_over: threading.Event) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -101,6 +102,20 @@ def test_cmake_builds_installs_and_tests_it(folders, tmp_path, openmp):
     (described,) = prefix.rglob(f"{name}.pc")
     assert f"-l{name}" in described.read_text()
     assert ("-fopenmp" in described.read_text()) is (openmp == "ON")
+
+
+@pytest.mark.parametrize(("setting", "flags"), [("ON", "/O2 /fp:precise"), ("OFF", "-O3 -ffp-contract=off")])
+def test_cmake_has_the_flags_of_each_kind_of_compiler(folders, tmp_path, setting, flags):
+    """As texts: there is no MSVC here."""
+    folder = folders["robertson"]
+    options = [f"-DMSVC={setting}", "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON", "-G", "Unix Makefiles"]
+    cmake = native_build.find_tool("cmake")
+    subprocess.run([cmake, "-S", str(folder), "-B", str(tmp_path), *options], check=True, capture_output=True)
+    commands = json.loads((tmp_path / "compile_commands.json").read_text())
+    (command,) = (entry["command"] for entry in commands if entry["file"].endswith(f"/{name_of(folder)}.c"))
+    assert flags in command
+    assert ("-march=native" in command) is (setting == "OFF")
+    assert ("-std=c11" in command) is (setting == "ON")
 
 
 def test_the_test_program_fails_on_other_numbers(folders, tmp_path):
