@@ -21,7 +21,8 @@ from typing import Any
 
 import torch
 
-from exporter.common.errors import MissingRuntimeError, TorchferryError, summarize_error
+from exporter.common.errors import TorchferryError, summarize_error
+from exporter.common.fork_support import require_fork
 from exporter.common.garbage_collection import pause_gc
 
 DEFAULT_SECONDS = 300.0
@@ -135,14 +136,6 @@ def time_limit(seconds: float) -> Iterator[None]:
         signal.setitimer(signal.ITIMER_REAL, 0)
         if seconds:
             signal.signal(signal.SIGALRM, old_handler)
-
-
-def require_fork() -> None:
-    """Raise ``MissingRuntimeError`` on a system that has no ``os.fork``."""
-    if not hasattr(os, "fork"):
-        what, expected = "this system cannot fork a process, in which foreign code is run", "Linux or macOS"
-        mend = "load and inspect files here; make, convert, compare, evaluate and verify them there"
-        raise MissingRuntimeError(what, got=sys.platform, expected=expected, mend=mend)
 
 
 def fork() -> int:

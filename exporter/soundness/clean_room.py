@@ -19,7 +19,8 @@ from typing import Any
 from exporter.capture.custom_functions import find_bound_applies
 from exporter.capture.scripting import find_marked_modules
 from exporter.common.errors import TorchferryError
-from exporter.common.forking import DEFAULT_SECONDS, ForkFailedError, fork, require_fork, run_in_fork, silence_child
+from exporter.common.fork_support import require_fork
+from exporter.common.forking import DEFAULT_SECONDS, ForkFailedError, fork, run_in_fork, silence_child
 from exporter.model.eager.evaluation import eager_context
 from exporter.model.source import Source
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO
 
 from exporter.common.errors import MissingRuntimeError
-from exporter.common.forking import require_fork
+from exporter.common.fork_support import require_fork
 from runtime_checks.runners.subprocesses import (
     CONFINEMENT_PACKAGE,
     build_environment,

@@ -563,6 +563,12 @@ def test_a_signal_to_a_process_of_the_user_s_is_not_the_command_s():
     assert Path("m.pt").exists()
 
 
+def test_the_command_line_starts_without_torch():
+    code = "import sys, torchferry.cli.app\nprint('torch' in sys.modules, 'typer' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "False True\n"
+
+
 def test_a_command_ends_as_python_does():
     """Although it leaves out what takes torch apart."""
 
