@@ -62,7 +62,8 @@ class ParquetData:
         shape = tuple(size for size in event_shape if isinstance(size, int))
         field = self._schema.field(columns[0])
         if columns == [name] and _is_list(field.type):
-            shape = _find_list_shape(field.type, shape)
+            has_open_size = len(shape) < len(event_shape)
+            shape = _find_list_shape(field.type, event_shape, self._read_first(name) if has_open_size else None)
         dtypes = dict.fromkeys(_name_dtype(_value_type(self._schema.field(column).type)) for column in columns)
         if columns == [name] and not _is_list(field.type):
             shape = ()
@@ -113,6 +114,13 @@ class ParquetData:
             self._last[name] = (number, table)
         return table
 
+    def _read_first(self, name: str) -> Any:
+        """Read the first row of a column; None if there is none."""
+        if not self._starts[-1]:
+            return None
+        number = bisect.bisect_right(self._starts, 0) - 1
+        return self._read_group(number, name, [name]).column(name)[0].as_py()
+
     def _list_columns(self, name: str, event_shape: Sequence[int | str]) -> list[str]:
         if name in self._schema.names:
             return [name]
@@ -153,15 +161,21 @@ def _flatten_lists(column: Any, rows: int) -> Any:
     return column
 
 
-def _find_list_shape(kind: Any, wanted: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape that lists of a type have, as far as the type says it, else as it is wanted."""
+def _find_list_shape(kind: Any, wanted: Sequence[int | str], first: Any) -> tuple[int, ...]:
+    """Return the shape that lists of a type have, as far as the type says it, else as it is wanted.
+
+    An open size is that of the lists of the ``first`` row."""
     import pyarrow
 
-    shape = []
+    shape = list[int]()
     while _is_list(kind):
-        place = len(shape)
-        open_size = wanted[place] if place < len(wanted) else -1
-        shape.append(kind.list_size if pyarrow.types.is_fixed_size_list(kind) else open_size)
+        size = wanted[len(shape)] if len(shape) < len(wanted) else -1
+        if pyarrow.types.is_fixed_size_list(kind):
+            size = kind.list_size
+        elif isinstance(size, str):
+            size = len(first or ())
+        shape.append(size)
+        first = first[0] if first else None
         kind = kind.value_type
     return tuple(shape)
 

@@ -5,13 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import numpy
+import pyarrow
+import pyarrow.parquet
 import pytest
 import xarray
-from data_sets import RETURN_MAP, make_dataset, make_steps
+from data_sets import RETURN_MAP, SHAPES, make_dataset, make_steps
+from project import ARTIFACTS
 
 import torchferry
 from exporter.common.errors import UsageError
 from runtime_checks.evaluation.binding import Binding, bind
+from runtime_checks.evaluation.data_sets import open_data_set
 from runtime_checks.evaluation.xarray_data import XarrayData
 
 
@@ -164,6 +168,31 @@ def test_what_does_not_fit(dataset, change, message):
         bind_to(changed, **options)
     assert message in str(caught.value)
     assert {"got", "expected"} & caught.value.details.keys()
+
+
+@pytest.mark.parametrize(("rows", "fits"), [((5, 5), True), ((5, 4), False)])
+def test_open_sizes_are_the_same_for_all_inputs(rows, fits):
+    contract = torchferry.load(ARTIFACTS / "loss_and_grad.pt").contract
+    variables = {
+        name: (("call", f"{name}_0", f"{name}_1"), numpy.zeros((7, count, width)))
+        for name, count, width in zip(("x", "target"), rows, (3, 2), strict=True)
+    }
+    data = XarrayData(xarray.Dataset(variables), "the data")
+    if fits:
+        assert bind(contract, "forward", data, {}, {}).sizes == {"call": 7}
+    else:
+        with pytest.raises(UsageError, match="wrong shape for input 'target'") as caught:
+            bind(contract, "forward", data, {}, {})
+        assert "n = 5" in caught.value.details["expected"]
+
+
+def test_lists_of_another_length_in_a_table(tmp_path):
+    columns: dict[str, Any] = {name: numpy.zeros((3, *shape)).tolist() for name, shape in SHAPES.items()}
+    columns["strain"] = pyarrow.array([[0.0] * 4] * 3, pyarrow.list_(pyarrow.float64(), 4))
+    pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "d.parquet")
+    with pytest.raises(UsageError, match="wrong shape for input 'strain'") as caught:
+        bind(torchferry.load(RETURN_MAP).contract, "forward", open_data_set(tmp_path / "d.parquet"), {}, {})
+    assert "4" in caught.value.details["got"]
 
 
 def test_a_method_that_is_not_there(dataset):

@@ -78,6 +78,29 @@ def test_lists_of_other_lengths(tmp_path, lists):
         data.read(variable, (WHOLE, WHOLE))
 
 
+@pytest.mark.parametrize("kind", ["lists", "fixed", "fixed inside"])
+def test_an_open_size_is_that_of_the_lists(tmp_path, kind):
+    values = numpy.random.default_rng(0).random((5, 4, 3))
+    inner = pyarrow.list_(pyarrow.float64(), -1 if kind == "lists" else 3)
+    column = pyarrow.array(values.tolist(), pyarrow.list_(inner, 4 if kind == "fixed" else -1))
+    path = tmp_path / "d.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"x": column}), path)
+    data = open_data_set(path)
+    variable = data.find_variable("x", ("n", 3))
+    assert variable is not None
+    assert variable.shape == (5, 4, 3)
+    assert numpy.array_equal(data.read(variable, (slice(1, 4), WHOLE, WHOLE)), values[1:4])
+
+
+def test_an_open_size_without_rows(tmp_path):
+    path = tmp_path / "d.parquet"
+    kind = pyarrow.list_(pyarrow.list_(pyarrow.float64()))
+    pyarrow.parquet.write_table(pyarrow.table({"x": pyarrow.array([], kind)}), path)
+    variable = open_data_set(path).find_variable("x", ("n", 3))
+    assert variable is not None
+    assert variable.shape == (0, 0, 3)
+
+
 def test_names_have_one_order(tmp_path):
     """A store of Zarr lists its arrays as they come: every worker has to have them in one order."""
     data = open_data_set(write_data(tmp_path / "d.zarr", make_steps(3)))
@@ -107,6 +130,11 @@ def test_a_folder_of_tables_is_one(tmp_path):
     variable = data.find_variable("strain", (6,))
     assert variable is not None
     assert numpy.array_equal(data.read(variable, (slice(7, 25), WHOLE)), values["strain"][7:25])
+    # Those of folders in it too, in the order of their paths.
+    (folder / "1").mkdir()
+    (folder / "1.parquet").rename(folder / "1" / "part.parquet")
+    nested = open_data_set(folder)
+    assert numpy.array_equal(nested.read(variable, (WHOLE, WHOLE)), values["strain"])
     write_data(folder / "9.parquet", {"other": numpy.zeros(3)})
     with pytest.raises(UsageError, match="different columns"):
         open_data_set(folder)
