@@ -11,6 +11,7 @@ import hashlib
 import importlib.metadata
 import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -28,7 +29,11 @@ NATIVE = "native"
 # The package that brings it built, and what that package records.
 PACKAGE, RECORD = "torchferry-native", "build.json"
 SOURCES = Path(__file__).with_name("native")
-INSTALL = 'pip install "torchferry[native]", and a compiler of C++17, of C++20 from torch 2.14 (apt-get install g++)'
+_FOLDERS = ("cmake", "fortran", "harness", "include", "src", "third_party")
+INSTALL = (
+    'pip install "torchferry[native]", and a compiler of C++17, of C++20 from torch 2.14 (apt-get install g++); '
+    f"or {PACKAGE}, built for this torch elsewhere"
+)
 
 
 def compute_build_prefix(sanitize: str = "") -> Path:
@@ -73,28 +78,43 @@ def find_installed_build(announce: Callable[[str], None] = lambda text: None) ->
         distribution = importlib.metadata.distribution(PACKAGE)
     except importlib.metadata.PackageNotFoundError:
         return None
-    folder = Path(str(distribution.locate_file(PACKAGE.replace("-", "_"))))
+    folder = Path(str(distribution.locate_file(PACKAGE.replace("-", "_")))).resolve()
+    if reason := _explain_unfit(folder):
+        announce(f"{PACKAGE} in {folder} does not serve: {reason}")
+        return None
+    return folder
+
+
+def _explain_unfit(folder: Path) -> str:
+    """Return why the package in a folder does not serve here; an empty text if it does."""
     try:
-        recorded = json.loads((folder / RECORD).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        recorded = f"no record of it: {error}"
+        recorded = dict(json.loads((folder / RECORD).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        return f"it has no record of its build: {error}"
+    for name, value in describe_build().items():
+        if recorded.get(name) != value:
+            return f"it was built with {name} {recorded.get(name)}, this is {value}"
+    if missing := [name for name in ("bin/torchferry_verify", "lib/libtorchferry.so") if not (folder / name).is_file()]:
+        return f"it has no {missing[0]}"
     # The library finds torch beside its own folder.
-    place, expected = folder.parent / "torch", describe_build()
-    if recorded == expected and place.exists() and place.samefile(torch_folder()):
-        return folder
-    got = recorded if recorded != expected else f"torch in {torch_folder()}, not beside it"
-    announce(f"{PACKAGE} in {folder} does not serve: it has {got}; {expected} is needed")
-    return None
+    place = folder.parent / "torch"
+    is_beside = place.exists() and place.samefile(torch_folder())
+    return "" if is_beside else f"torch is in {torch_folder()}, not beside it"
 
 
 def describe_build() -> dict[str, str]:
     """Return what a build for this torch is made of."""
-    return {"torch": _torch_version(), "sources": _compute_sources_digest()}
+    import torch
+
+    commit, sources = str(torch.version.git_version), _compute_sources_digest()
+    return {"torch": _torch_version(), "commit of torch": commit, "machine": platform.machine(), "sources": sources}
 
 
 def _compute_sources_digest() -> str:
     digest = hashlib.sha256()
-    for file in sorted(p for p in SOURCES.rglob("*") if p.is_file()):
+    # A folder of somebody's build beside them is none of them.
+    files = [SOURCES / "CMakeLists.txt", *(p for name in _FOLDERS for p in (SOURCES / name).rglob("*") if p.is_file())]
+    for file in sorted(files):
         digest.update(file.relative_to(SOURCES).as_posix().encode() + b"\0" + file.read_bytes())
     return digest.hexdigest()
 

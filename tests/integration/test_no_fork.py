@@ -24,6 +24,8 @@ REFUSED = (
     "convert rates.pt --to c -o new",
     "convert rates.pt --to onnx -o new.onnx",
     "verify rates.pt",
+    "adopt rates.pt -o new.pt",
+    "show model.py:make_model",
     "evaluate rates.pt data.parquet -o new.parquet",
     "diff rates.pt rates.pt",
     "graph rates.pt --html new.html",

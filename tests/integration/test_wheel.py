@@ -160,6 +160,9 @@ def test_the_native_wheel_serves_where_there_is_no_compiler(wheel, native_wheel,
     configure = [cmake, "-S", str(source), "-B", str(build), f"-Dtorchferry_DIR={cmake_folder}"]
     subprocess.run(configure, check=True, capture_output=True)
     subprocess.run([cmake, "--build", str(build), "--target", "decay_cpp"], check=True, capture_output=True)
+    decay = _run(tmp_path, f"export {source}/decay.py:make_model -o decay.pt", **bare)
+    assert decay.returncode == 0, decay.stderr
+    subprocess.run([str(build / "decay_cpp"), str(tmp_path / "decay.pt")], check=True, capture_output=True)
     # The control: built for another torch, it is not used, and here nothing else can be.
     record = package / "build.json"
     record.write_text(json.dumps(json.loads(record.read_text()) | {"torch": "2.9.0"}))
@@ -172,7 +175,7 @@ def test_the_native_wheel_serves_where_there_is_no_compiler(wheel, native_wheel,
 @pytest.mark.thorough
 def test_the_native_wheel_links_what_every_linux_has_and_torch(native_wheel, tmp_path):
     """auditwheel gives it a tag of manylinux, and puts no library into it: none is missing elsewhere."""
-    torch_libraries = [f"--exclude={name}" for name in ("libtorch.so", "libtorch_cpu.so", "libc10.so")]
+    torch_libraries = ["--exclude=libtorch*.so", "--exclude=libc10.so"]
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     repair = [sys.executable, "-m", "auditwheel", "repair", *torch_libraries, "-w", str(tmp_path), str(native_wheel)]
     done = subprocess.run(repair, capture_output=True, text=True, check=False, env=environment)
@@ -181,9 +184,12 @@ def test_the_native_wheel_links_what_every_linux_has_and_torch(native_wheel, tmp
     assert re.search(r"-py3-none-manylinux_\d+_\d+_\w+\.whl$", repaired.name), repaired.name
     with zipfile.ZipFile(native_wheel) as before, zipfile.ZipFile(repaired) as after:
         assert _list_own_files(after) == _list_own_files(before)
-        library = before.read("torchferry_native/lib/libtorchferry.so")
+        binaries = [before.read(f"torchferry_native/{n}") for n in ("lib/libtorchferry.so", "bin/torchferry_verify")]
+        licences = {Path(name).name for name in before.namelist() if ".dist-info/licenses/" in name}
         metadata = next(before.read(name).decode() for name in before.namelist() if name.endswith("/METADATA"))
-    assert str(Path(sys.prefix)).encode() not in library
+    assert licences == {"LICENSE", "json.txt", "cli11.txt"}
+    # No folder of the machine that built it.
+    assert not any(re.search(rb"site-packages|/runtime_checks/", binary) for binary in binaries)
     assert f"Requires-Dist: torch=={importlib.metadata.version('torch').partition('+')[0]}\n" in metadata
     # The control: a library that nobody excuses, and that is not there, is found.
     strict = [part for part in repair if part != "--exclude=libc10.so"]
@@ -198,13 +204,19 @@ def _list_own_files(wheel: zipfile.ZipFile) -> set[str]:
 
 def test_the_source_distribution_is_the_checkout_and_builds_without_network(tmp_path):
     source = _clone(tmp_path)
+    # What builds leave there.
+    for name in ("runtime_checks/native/build/CMakeCache.txt", "examples/solvers/out/decay.pt", "tests/native.o"):
+        (source / name).parent.mkdir(exist_ok=True)
+        (source / name).touch()
     make = [sys.executable, "-m", "build", "--no-isolation", "--sdist", "-o", str(tmp_path), str(source)]
     subprocess.run(make, check=True, capture_output=True)
     (archive,) = tmp_path.glob("*.tar.gz")
     with tarfile.open(archive) as tar:
         files = {member.name.partition("/")[2] for member in tar if member.isfile()}
     listed = subprocess.run(["git", "ls-files"], cwd=source, capture_output=True, text=True, check=True)
-    assert {f for f in listed.stdout.splitlines() if not f.startswith(".")} - files == set()
+    assert {*listed.stdout.splitlines()} - files == set()
+    own = {"PKG-INFO", "setup.cfg"}
+    assert {f for f in files if not f.startswith("torchferry.egg-info/")} - {*listed.stdout.splitlines()} == own
     wheel = _build_wheel(tmp_path, archive, "--no-build-isolation", "--no-index")
     with zipfile.ZipFile(wheel) as packed:
         names = set(packed.namelist())

@@ -35,7 +35,9 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     information.mkdir()
     (information / "METADATA").write_text("Metadata-Version: 2.4\nName: torchferry-native\nVersion: 0.1.0\n")
     folder = tmp_path / "torchferry_native"
-    folder.mkdir()
+    for name in ("bin/torchferry_verify", "lib/libtorchferry.so"):
+        (folder / name).parent.mkdir(parents=True)
+        (folder / name).touch()
     (folder / "build.json").write_text(json.dumps(native_build.describe_build()))
     return folder
 
@@ -58,6 +60,11 @@ def _forge(package: Path, **fields: str) -> None:
 
 UNFIT = {
     "another torch": (lambda package: _forge(package, torch="2.9.0+cpu"), "2.9.0+cpu"),
+    "another build of that version": (lambda package: _forge(package, **{"commit of torch": "abc"}), "abc"),
+    "another machine": (lambda package: _forge(package, machine="riscv64"), "riscv64"),
+    "no library": (lambda package: (package / "lib" / "libtorchferry.so").unlink(), "no lib/libtorchferry.so"),
+    "no harness": (lambda package: (package / "bin" / "torchferry_verify").unlink(), "no bin/torchferry_verify"),
+    "a record of something else": (lambda package: (package / "build.json").write_text("[1]"), "no record"),
     "other sources": (lambda package: _forge(package, sources="0" * 64), "0" * 64),
     "no record": (lambda package: (package / "build.json").unlink(), "no record"),
     "half a record": (lambda package: (package / "build.json").write_text("{"), "no record"),
@@ -86,3 +93,14 @@ def test_a_package_that_does_not_serve_says_why(name, package, monkeypatch):
 def test_where_the_package_is_not_installed_nothing_is_said(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     assert native_build.find_installed_build(pytest.fail) is None
+
+
+def test_what_somebody_built_beside_the_sources_is_none_of_them(tmp_path, monkeypatch):
+    shutil.copytree(native_build.SOURCES, tmp_path / "native")
+    monkeypatch.setattr(native_build, "SOURCES", tmp_path / "native")
+    before = native_build.describe_build()
+    (tmp_path / "native" / "build").mkdir()
+    (tmp_path / "native" / "build" / "CMakeCache.txt").touch()
+    assert native_build.describe_build() == before
+    (tmp_path / "native" / "src" / "other.cpp").touch()
+    assert native_build.describe_build() != before

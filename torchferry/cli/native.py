@@ -18,7 +18,8 @@ def build(force: Annotated[bool, Option("--force", help="Build again even if the
     """Build the native library and the harness for the torch that is installed; print where they are.
 
     They are kept in $TORCHFERRY_CACHE (else ~/.cache/torchferry) by torch version, compiler and sources, so that a
-    second call only prints. Exit code 6: CMake or a compiler is missing, or the build fails.
+    second call only prints. Where the package torchferry-native is installed for this torch, nothing is built without
+    --force. Exit code 6: CMake or a compiler is missing, or the build fails.
 
     Examples:
 
