@@ -1,30 +1,44 @@
 """Elements that did not converge: their inputs in a file, and their Newton iterations one by one.
 
 A replay file has pairs of a name and a tensor, as ``torch.save`` writes them: ``"inputs/NAME"`` of a shape
-``(elements, *event)``, ``"elements"``, their places in the batch, and ``"step"`` of the path. In C++
-``torchferry_verify`` writes the same."""
+``(elements, *event)``, ``"parameters/NAME"`` likewise, where elements have values of their own, ``"elements"``, their
+places in the batch, and ``"step"`` of the path. In C++ ``torchferry_verify`` writes the same."""
 
 from __future__ import annotations
 
 import functools
 import pickle
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from exporter.archive.contract import Contract
-from exporter.archive.tensor_spec import name_dtype
+from exporter.archive.tensor_spec import TensorSpec, name_dtype
 from exporter.common.atomic_files import atomic_write_path
-from exporter.common.errors import UsageError, summarize_error
+from exporter.common.errors import UsageError, suggest_names, summarize_error
 from runtime_checks.model import Model
 
-INPUTS, ELEMENTS, STEP = "inputs", "elements", "step"
+INPUTS, PARAMETERS, ELEMENTS, STEP = "inputs", "parameters", "elements", "step"
 NORM, STATUS, INFO = "residual_norm", "status", "newton_info"
 # The status of an element that has used up its iterations, as files give it.
 NOT_CONVERGED = 1
 Tensors = Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Failures:
+    """Elements that failed.
+
+    Attributes:
+        inputs: Their inputs by name, each ``(elements, *event)``.
+        parameters: The parameters that had values of their own, likewise.
+    """
+
+    inputs: Tensors
+    parameters: Tensors = field(default_factory=dict)
 
 
 class FailureRecorder:
@@ -55,19 +69,20 @@ class FailureRecorder:
     def write(self) -> None:
         """Write what was kept."""
         if self.path is not None and self.inputs:
-            write_failures(self.path, self.inputs, self.places, self.step)
+            write_failures(self.path, Failures(self.inputs), self.places, self.step)
 
 
-def write_failures(path: Path, inputs: Tensors, elements: torch.Tensor, step: int) -> None:
+def write_failures(path: Path, failures: Failures, elements: torch.Tensor, step: int) -> None:
     """Write a replay file.
 
     Args:
         path: The file.
-        inputs: Inputs by name, each ``(elements, *event)``.
+        failures: What failed.
         elements: The places of the elements in their batch.
         step: The step of a path, 0 where there is none.
     """
-    tensors = {f"{INPUTS}/{name}": value for name, value in inputs.items()}
+    tensors = {f"{INPUTS}/{name}": value for name, value in failures.inputs.items()}
+    tensors |= {f"{PARAMETERS}/{name}": value for name, value in failures.parameters.items()}
     tensors |= {ELEMENTS: elements, STEP: torch.tensor(step)}
     with atomic_write_path(path) as temporary_path:
         torch.save(tuple(tensors.items()), temporary_path)
@@ -78,8 +93,8 @@ def _flatten_batch(value: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     return value.cpu().reshape(-1, *shape)
 
 
-def read_failures(path: Path, contract: Contract) -> dict[str, torch.Tensor]:
-    """Read the inputs of a replay file. Raises ``UsageError`` if it is none of this archive."""
+def read_failures(path: Path, contract: Contract) -> Failures:
+    """Read a replay file. Raises ``UsageError`` if it is none of this archive."""
     if not path.is_file():
         raise UsageError("there is no replay file", where=str(path), expected="a .pt file that --failures wrote")
     try:
@@ -87,23 +102,68 @@ def read_failures(path: Path, contract: Contract) -> dict[str, torch.Tensor]:
     except (pickle.UnpicklingError, RuntimeError, EOFError, TypeError, ValueError) as error:
         what, expected = "the replay file does not load", "a .pt file that --failures wrote"
         raise UsageError(what, where=str(path), got=summarize_error(error), expected=expected) from None
-    inputs = {}
-    for spec in contract.inputs:
-        value = content.get(f"{INPUTS}/{spec.name}")
-        fits = isinstance(value, torch.Tensor) and tuple(value.shape[1:]) == spec.static_shape and value.ndim > 0
-        if not fits or name_dtype(value) != spec.dtype:
-            what, where = f"the replay file has no input {spec.name!r} of this archive", f"{path}, {INPUTS}/{spec.name}"
-            got = f"{list(value.shape)} {value.dtype}" if isinstance(value, torch.Tensor) else "no tensor"
-            raise UsageError(what, where=where, got=got, expected=f"elements of {spec.describe()}")
-        inputs[spec.name] = value
-    return inputs
+    own = {name.partition("/")[2] for name in content if str(name).startswith(f"{PARAMETERS}/")}
+    specs = {p.name: TensorSpec(p.name, p.shape, p.dtype) for p in contract.parameters}
+    if unknown := sorted(own - specs.keys()):
+        what, where = f"the archive has no parameter {unknown[0]!r}", f"{path}, {PARAMETERS}/{unknown[0]}"
+        raise UsageError(what, where=where, expected=suggest_names(unknown[0], specs))
+    failures = Failures(
+        {spec.name: _find_values(content, INPUTS, spec, path) for spec in contract.inputs},
+        {name: _find_values(content, PARAMETERS, specs[name], path) for name in sorted(own)},
+    )
+    counts = {name: len(value) for name, value in (*failures.inputs.items(), *failures.parameters.items())}
+    if len({*counts.values()}) != 1 or 0 in counts.values():
+        what, expected = "the replay file has no one number of elements", "as many, and at least 1, for each name"
+        raise UsageError(what, where=str(path), got=str(counts), expected=expected)
+    return failures
 
 
-def replay_iterations(model: Model, inputs: Tensors) -> dict[str, torch.Tensor]:
+def _find_values(content: Mapping[str, Any], kind: str, spec: TensorSpec, path: Path) -> torch.Tensor:
+    """Return the values of an input or a parameter. Raises ``UsageError`` if they are missing, or fit no element."""
+    value, got = content.get(f"{kind}/{spec.name}"), "no tensor"
+    if isinstance(value, torch.Tensor):
+        if value.ndim > 0 and tuple(value.shape[1:]) == spec.static_shape and name_dtype(value) == spec.dtype:
+            return value
+        got = f"{list(value.shape)} {value.dtype}"
+    what = f"the replay file has no {kind.removesuffix('s')} {spec.name!r} of this archive"
+    raise UsageError(what, where=f"{path}, {kind}/{spec.name}", got=got, expected=f"elements of {spec.describe()}")
+
+
+def replay_iterations(model: Model, failures: Failures) -> dict[str, torch.Tensor]:
     """Run elements with 0, 1, 2, ... iterations; return outputs, norms of the residual and status of each.
 
-    Values are ``(iterations, elements, *event)``. Outputs are those of the last iterate, whether it has converged or
+    Elements that have the same parameters run together. Values are ``(iterations, elements, *event)``; of elements that
+    end before others the last ones are repeated. Outputs are those of the last iterate, whether it has converged or
     not. Raises ``UsageError`` for an archive without a Newton solver, or whose limit of iterations cannot be set."""
+    parameters = failures.parameters
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for place in range(len(next(iter(failures.inputs.values())))):
+        groups.setdefault(tuple(str(value[place].tolist()) for value in parameters.values()), []).append(place)
+    known = dict(model.module.named_parameters())
+    before = {name: known[name].detach().clone() for name in parameters if name in known}
+    parts: list[tuple[list[int], dict[str, torch.Tensor]]] = []
+    try:
+        for places in groups.values():
+            for name, values in parameters.items():
+                model.set_parameter(name, values[places[0]])
+            parts.append((places, _replay_alike(model, {n: v[places] for n, v in failures.inputs.items()})))
+    finally:
+        for name, value in before.items():
+            model.set_parameter(name, value)
+    return {name: _merge_elements([(places, values[name]) for places, values in parts]) for name in parts[0][1]}
+
+
+def _merge_elements(parts: Sequence[tuple[list[int], torch.Tensor]]) -> torch.Tensor:
+    """Return the values of all elements from those of some at their places."""
+    steps, count = max(len(values) for _, values in parts), sum(len(places) for places, _ in parts)
+    merged = parts[0][1].new_empty((steps, count, *parts[0][1].shape[2:]))
+    for places, values in parts:
+        merged[:, places] = torch.cat([values, values[-1:].expand(steps - len(values), *values.shape[1:])])
+    return merged
+
+
+def _replay_alike(model: Model, inputs: Tensors) -> dict[str, torch.Tensor]:
+    """Run elements with 0, 1, 2, ... iterations, with the parameters that the model has."""
     solvers, parameters = model.contract.solvers, dict(model.module.named_parameters())
     names = [f"{solver.path}.max_its" for solver in solvers]
     if missing := [name for name in names if name not in parameters] or ([] if solvers else ["a solver"]):

@@ -237,6 +237,18 @@ def read_elements(opened: OpenJob, numbers: Sequence[int]) -> dict[str, torch.Te
     return {name: torch.from_numpy(numpy.stack(values)) for name, values in rows.items()}
 
 
+def read_parameters(opened: OpenJob, numbers: Sequence[int]) -> dict[str, torch.Tensor]:
+    """Return the values of varied parameters of some elements, each of its own shape."""
+    specs = {spec.name: spec for spec in opened.evaluator.contract.parameters}
+    places = [find_place(number, opened.grid.sizes) for number in sorted(numbers)]
+    values = {}
+    for name, all_values in opened.binding.parameters.items():
+        axis, spec = opened.grid.dims.index(name), specs[name]
+        own = torch.from_numpy(all_values[[place[axis] for place in places]]).to(getattr(torch, spec.dtype))
+        values[name] = own.reshape(-1, *spec.shape)
+    return values
+
+
 def make_results_error(folder: Path, error: OSError) -> OutputError:
     """Return the error for results that cannot be written."""
     what, got = "the results cannot be written", error.strerror or str(error)

@@ -35,11 +35,12 @@ from runtime_checks.evaluation.chunk_evaluation import (
     make_results_error,
     open_job,
     read_elements,
+    read_parameters,
 )
 from runtime_checks.evaluation.data_sets import digest_data
 from runtime_checks.evaluation.evaluator import FileRequest
 from runtime_checks.evaluation.summaries import Summary
-from runtime_checks.failure_replay import write_failures
+from runtime_checks.failure_replay import Failures, write_failures
 
 UNFINISHED, LOG, STORE, LOCK = ".unfinished", "chunks.jsonl", "store", "lock"
 # How often a chunk is tried again alone whose worker has died.
@@ -222,6 +223,7 @@ class Evaluation:
                 yield record
 
     def _write_failures(self, path: Path, summary: Summary) -> None:
-        """Write the inputs of elements that failed."""
+        """Write the inputs of elements that failed, and what was varied of their parameters."""
         numbers = sorted(summary.failures)
-        write_failures(path, read_elements(self._opened, numbers), torch.tensor(numbers), 0)
+        failures = Failures(read_elements(self._opened, numbers), read_parameters(self._opened, numbers))
+        write_failures(path, failures, torch.tensor(numbers), 0)

@@ -12,7 +12,7 @@ from torch import nn
 
 import torchferry
 from exporter.common.errors import UsageError
-from runtime_checks.failure_replay import read_failures, replay_iterations
+from runtime_checks.failure_replay import Failures, read_failures, replay_iterations, write_failures
 from torchferry import ImplicitUpdate, Settings, Signature
 from torchferry.cli.app import run
 
@@ -93,13 +93,54 @@ def test_the_model_is_as_it_was(archive, history, tmp_path):
     failures = tmp_path / "f.pt"
     assert verify_natively(archive, "--history", history, "--failures", failures)[0] == 0
     model = torchferry.load(archive)
-    inputs = read_failures(failures, model.contract)
-    replay_iterations(model, inputs)
-    assert torch.isnan(model.call("forward", inputs)["u"]).all()
+    failed = read_failures(failures, model.contract)
+    replay_iterations(model, failed)
+    assert torch.isnan(model.call("forward", failed.inputs)["u"]).all()
     assert dict(model.module.named_parameters())["newton.max_its"].item() == MAX_ITS
     # What converges ends the replay.
     good = {"u~1": torch.tensor([2.0], dtype=F), "g": torch.tensor([4.1], dtype=F)}
-    assert len(replay_iterations(model, good)["u"]) <= MAX_ITS
+    assert len(replay_iterations(model, Failures(good))["u"]) <= MAX_ITS
+
+
+def test_elements_have_parameters_of_their_own(archive, tmp_path, capfd):
+    """``scale`` times the residual has the same roots and other norms; a limit of iterations ends earlier."""
+    inputs = {"u~1": torch.tensor([3.0, 2.0, 3.0, 2.0], dtype=F), "g": torch.tensor([1e12, 4.1, 1e12, 1e12], dtype=F)}
+    own = {"residual.scale": torch.tensor([1.0, 1.0, 4.0, 1.0], dtype=F), "newton.max_its": torch.tensor([6, 6, 6, 2])}
+    write_failures(tmp_path / "f.pt", Failures(inputs, own), torch.arange(4), 0)
+    model = torchferry.load(archive)
+    failures = read_failures(tmp_path / "f.pt", model.contract)
+    values = replay_iterations(model, failures)
+    norms = values["residual_norm"]
+    assert torch.equal(norms[:, 2], 4 * norms[:, 0])
+    assert torch.equal(norms[3:, 3], norms[2, 3].expand(len(norms) - 3))
+    assert norms[2, 3] != norms[1, 3]
+    assert values["status"][-1].tolist() == [1, 0, 1, 1]
+    alone = replay_iterations(model, Failures({name: value[:1] for name, value in inputs.items()}))
+    assert torch.equal(alone["u"][:, 0], values["u"][:, 0])
+    assert {name: dict(model.module.named_parameters())[name].item() for name in own} == {
+        "residual.scale": 1.0,
+        "newton.max_its": MAX_ITS,
+    }
+    assert run(["run", str(archive), "--replay", str(tmp_path / "f.pt"), "--json"]) == 0
+    assert json.loads(capfd.readouterr().out)["status"] == [1, 0, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"parameters/other": torch.ones(1, dtype=F)}, "no parameter 'other'"),
+        ({"parameters/residual.scale": torch.ones(1)}, "no parameter 'residual.scale' of this archive"),
+        ({"parameters/residual.scale": torch.ones((), dtype=F)}, "no parameter 'residual.scale' of this archive"),
+        ({"parameters/residual.scale": torch.ones(2, dtype=F)}, "no one number of elements"),
+        ({"inputs/g": torch.ones(0, dtype=F), "inputs/u~1": torch.ones(0, dtype=F)}, "no one number of elements"),
+        ({"inputs/g": torch.ones(2, dtype=F)}, "no one number of elements"),
+    ],
+)
+def test_a_file_that_fits_no_elements(archive, tmp_path, change, message):
+    content = {"inputs/u~1": torch.ones(1, dtype=F), "inputs/g": torch.ones(1, dtype=F)}
+    torch.save(tuple((content | change).items()), tmp_path / "f.pt")
+    with pytest.raises(UsageError, match=message):
+        read_failures(tmp_path / "f.pt", torchferry.load(archive).contract)
 
 
 def test_nothing_is_written_where_nothing_fails(archive, history, tmp_path):

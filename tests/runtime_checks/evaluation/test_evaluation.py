@@ -38,7 +38,7 @@ from runtime_checks.evaluation import evaluation as module
 from runtime_checks.evaluation.chunk_evaluation import DataRequest, OpenJob, close_job
 from runtime_checks.evaluation.evaluation import Evaluation
 from runtime_checks.evaluation.evaluator import FileRequest
-from runtime_checks.failure_replay import read_failures
+from runtime_checks.failure_replay import read_failures, replay_iterations
 
 
 def make_pool() -> Executor:
@@ -181,8 +181,11 @@ def test_elements_that_fail(tmp_path, data):
     assert result.summary.statuses == {0: 200 - failed.sum(), 1: failed.sum()}
     assert result.summary.outputs["ep"].nan == failed.sum()
     contract = torchferry.load(RETURN_MAP).contract
-    inputs = read_failures(tmp_path / "failed.pt", contract)
-    assert numpy.array_equal(inputs["strain"], make_steps(100)["strain"][failed])
+    failures = read_failures(tmp_path / "failed.pt", contract)
+    assert numpy.array_equal(failures.inputs["strain"], make_steps(100)["strain"][failed])
+    assert failures.parameters["newton.max_its"].tolist() == [1] * failed.sum()
+    # So many iterations as failed there, and no more.
+    assert len(replay_iterations(torchferry.load(RETURN_MAP), failures)["residual_norm"]) == 2
     elements = dict(torch.load(tmp_path / "failed.pt"))["elements"]
     assert elements.tolist() == failed.nonzero()[0].tolist()
 
