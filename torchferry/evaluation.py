@@ -17,7 +17,7 @@ from exporter.common.schedulers import DASK, MPI, open_pools
 from runtime_checks.evaluation.binding import STATUS, bind
 from runtime_checks.evaluation.chunk_evaluation import DataRequest
 from runtime_checks.evaluation.chunks import plan_grid
-from runtime_checks.evaluation.data_set import EXTRA
+from runtime_checks.evaluation.data_set import EXTRA, check_whole_numbers
 from runtime_checks.evaluation.evaluation import Evaluated, Evaluation, Progress
 from runtime_checks.evaluation.evaluator import Evaluator, FileRequest
 from runtime_checks.evaluation.xarray_data import XarrayData
@@ -188,6 +188,8 @@ class _BlockEvaluator:
         shape = numpy.broadcast_shapes(*(a.shape[: a.ndim - r] for a, r in zip(arrays, self.ranks, strict=True)))
         contract = evaluator.contract
         specs = [contract.input_spec(name) for name in contract.methods[self.request.method].inputs]
+        for value, spec in zip(arrays, specs, strict=True):
+            check_whole_numbers(value, spec.name, spec.dtype, str(self.request.path))
         flat = [
             _make_dense(value, shape, rank, spec.dtype)
             for value, rank, spec in zip(arrays, self.ranks, specs, strict=True)

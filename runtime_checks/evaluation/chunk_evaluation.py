@@ -18,7 +18,7 @@ from exporter.common.errors import OutputError, RunError, TorchferryError, Usage
 from exporter.common.result_log import digest_files
 from runtime_checks.evaluation.binding import STATUS, Binding, BoundInput, bind
 from runtime_checks.evaluation.chunks import Chunk, Grid, find_number, find_place, plan_grid
-from runtime_checks.evaluation.data_set import DataSet
+from runtime_checks.evaluation.data_set import DataSet, check_whole_numbers
 from runtime_checks.evaluation.data_sets import open_data_set
 from runtime_checks.evaluation.evaluator import Evaluator, FileRequest
 from runtime_checks.evaluation.result_stores import Layout, ResultStore, StoredVariable, make_store, select_variables
@@ -153,6 +153,7 @@ class OpenJob:
         else:
             assert self.data is not None
             value = self.data.read(bound.variable, chunk.select(bound.dims))
+            check_whole_numbers(value, bound.variable.name, bound.spec.dtype, f"{self.data.where}, {chunk.describe()}")
         return numpy.require(chunk.spread(value, bound.batch_dims), bound.spec.dtype, ["C", "A", "W"])
 
     def _place_failures(self, summary: Summary, chunk: Chunk) -> Summary:

@@ -15,6 +15,8 @@ NETCDF, PARQUET, ZARR = (".nc", ".nc4", ".netcdf", ".h5"), (".parquet", ".pq"), 
 SUFFIXES = (*ZARR, *NETCDF, *PARQUET)
 # What of torchferry brings the packages that read and write them.
 EXTRA = "data"
+# Of whole numbers in float64: beyond it some are rounded.
+MAX_EXACT = 2**53
 
 
 @dataclass(frozen=True)
@@ -60,3 +62,16 @@ def make_read_error(where: str, name: str, error: Exception) -> UsageError:
     """Return the error for numbers that cannot be read."""
     what, mend = f"variable {name!r} cannot be read", "copy the data set again"
     return UsageError(what, where=where, got=summarize_error(error), expected="stored numbers", mend=mend)
+
+
+def check_whole_numbers(values: numpy.ndarray, name: str, dtype: str, where: str) -> None:
+    """Raise ``UsageError`` for whole numbers that floats of ``dtype`` would round: NumPy calls that cast safe."""
+    if values.dtype.kind not in "iu" or dtype.startswith(("int", "uint", "bool")):
+        return
+    largest = max(map(abs, (int(values.min()), int(values.max())))) if values.size else 0
+    if largest > MAX_EXACT:
+        what, mend = (
+            f"variable {name!r} has whole numbers that {dtype} rounds",
+            f"store it as {dtype}, if that is meant",
+        )
+        raise UsageError(what, where=where, got=str(largest), expected=f"at most {MAX_EXACT}", mend=mend)

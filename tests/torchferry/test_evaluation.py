@@ -82,6 +82,15 @@ def test_another_file_in_its_place(tmp_path):
         results.compute(scheduler="synchronous")
 
 
+def test_whole_numbers_that_would_be_rounded():
+    dataset = make_dataset(make_steps(4))
+    whole = dataset.assign({"ep~1": ("point", numpy.array([0, 1, 2, 3]))})
+    assert torchferry.evaluate(RETURN_MAP, whole)["ep"].load().shape == (4,)
+    large = dataset.assign({"ep~1": ("point", numpy.array([0, 1, 2, 2**53 + 1]))})
+    with pytest.raises(UsageError, match="'ep~1' has whole numbers that float64 rounds"):
+        torchferry.evaluate(RETURN_MAP, large)["ep"].load()
+
+
 def test_a_dataset_that_does_not_fit():
     with pytest.raises(UsageError, match="no variable for input 'strain'"):
         torchferry.evaluate(RETURN_MAP, xarray.Dataset())

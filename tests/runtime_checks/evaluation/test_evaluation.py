@@ -32,7 +32,7 @@ from data_sets import (
 from project import ARTIFACTS, ROOT, skip_checks
 
 import torchferry
-from exporter.common.errors import OutputError, RunError, UsageError
+from exporter.common.errors import OutputError, RunError, TorchferryError, UsageError
 from exporter.common.schedulers import _Borrowed
 from runtime_checks.evaluation import evaluation as module
 from runtime_checks.evaluation.chunk_evaluation import DataRequest, OpenJob, close_job
@@ -168,6 +168,20 @@ def test_other_containers(tmp_path, suffix):
     evaluate(data, tmp_path / "out.zarr", FileRequest(path))
     output = torchferry.load(path).contract.outputs[0].name
     numpy.testing.assert_allclose(read_results(tmp_path / "out.zarr")[output], 2 ** numpy.linspace(0.0, 1.0, 100))
+
+
+@pytest.mark.parametrize(("number", "fits"), [(2**53, True), (2**53 + 1, False), (-(2**53) - 1, False), (2**63, False)])
+@pytest.mark.parametrize("suffix", [".zarr", ".parquet"])
+def test_whole_numbers_that_would_be_rounded(tmp_path, suffix, number, fits):
+    values = make_steps(4)
+    values["ep~1"] = numpy.array([0, 1, number, 2], "uint64" if number == 2**63 else "int64")
+    data, output = write_data(tmp_path / f"d{suffix}", values), tmp_path / "out.zarr"
+    if fits:
+        assert evaluate(data, output).summary.elements == 4
+        return
+    with pytest.raises(TorchferryError, match="'ep~1' has whole numbers that float64 rounds") as caught:
+        evaluate(data, output)
+    assert caught.value.details["got"] == str(abs(number))
 
 
 def test_elements_that_fail(tmp_path, data):
