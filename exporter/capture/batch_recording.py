@@ -24,7 +24,7 @@ from torch.fx.node import map_aggregate
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from exporter.capture.fx_tracing import DECOMPOSED, FxProgram, finish_program, trace_to_fx
+from exporter.capture.fx_tracing import DECOMPOSED, FxProgram, finish_program, list_written_arguments, trace_to_fx
 from exporter.capture.origin_tracking import OriginTracker
 from exporter.capture.value_reads import ValueReadRecorder
 from exporter.common.tensors import bitwise_equal
@@ -187,7 +187,8 @@ class _Recorder(DispatchHook):
         node_args, node_kwargs = map_aggregate((args, kwargs), lambda value: self._convert(value, tensors))  # pyright: ignore[reportArgumentType]
         is_dependent = any(self._is_dependent(t) for t in tensors)
         if func._schema.is_mutable and is_dependent:
-            self._dependent_memory.update(map(_get_memory, _list_written(func, args, kwargs)))
+            written = [value for _, value in list_written_arguments(func, args, kwargs)]
+            self._dependent_memory.update(_get_memory(t) for t in written if isinstance(t, torch.Tensor))
         if _is_refused(func, args) or (is_dependent and _VALUE in func.tags):
             raise NotRecordedError(f"{func} depends on values or on chance")
         result = func(*args, **kwargs)
@@ -224,13 +225,6 @@ class _Recorder(DispatchHook):
 def _get_memory(tensor: torch.Tensor) -> StorageWeakRef:
     # Not its address, where a later tensor may lie once this one is gone.
     return StorageWeakRef(tensor.untyped_storage())
-
-
-def _list_written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-    named = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
-    written = [named.get(a.name) for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
-    parts = (part for value in written for part in (value if isinstance(value, (list, tuple)) else [value]))
-    return [part for part in parts if isinstance(part, torch.Tensor)]
 
 
 def _is_refused(func: Any, args: tuple[Any, ...]) -> bool:

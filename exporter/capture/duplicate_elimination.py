@@ -35,7 +35,8 @@ def eliminate_duplicates(program: FxProgram) -> FxProgram:
 def _find_written(graph: Graph) -> set[Node]:
     """Return the nodes whose memory some operation writes to, by way of a view too."""
     roots = find_memory_roots(graph)
-    written_roots = {roots[value] for node in roots for _, value in list_written_arguments(node) if value in roots}
+    written = (list_written_arguments(node.target, node.args, node.kwargs) for node in roots)
+    written_roots = {roots[value] for pairs in written for _, value in pairs if value in roots}
     return {node for node, root in roots.items() if root in written_roots}
 
 

@@ -134,7 +134,7 @@ def _check_constant_writes(graph: torch.fx.GraphModule) -> None:
     Raises ``CaptureError``."""
     roots = find_memory_roots(graph.graph)
     for node in graph.graph.nodes:
-        for argument, value in list_written_arguments(node):
+        for argument, value in list_written_arguments(node.target, node.args, node.kwargs):
             if value in roots and roots[value].op == "get_attr":
                 raise CaptureError(
                     "an operation writes to a tensor that the file keeps",
@@ -147,13 +147,13 @@ def _check_constant_writes(graph: torch.fx.GraphModule) -> None:
                 )
 
 
-def list_written_arguments(node: torch.fx.Node) -> list[tuple[str, Any]]:
-    """Return what an operation writes to, with the names of the arguments."""
-    if not isinstance(node.target, OpOverload):
+def list_written_arguments(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Return what a call of an operator writes to, tensors or nodes, with the names of the arguments."""
+    if not isinstance(operator, OpOverload):
         return []
-    arguments = node.target._schema.arguments
-    positional = zip(arguments, node.args, strict=False)
-    keywords = [(a, node.kwargs[a.name]) for a in arguments if a.name in node.kwargs]
+    arguments = operator._schema.arguments
+    positional = zip(arguments, args, strict=False)
+    keywords = [(a, kwargs[a.name]) for a in arguments if a.name in kwargs]
     written = [(a.name, v) for a, v in [*positional, *keywords] if a.alias_info is not None and a.alias_info.is_write]
     return [(name, v) for name, vs in written for v in (vs if isinstance(vs, (list, tuple)) else [vs])]
 

@@ -19,7 +19,6 @@ from typing import Any
 from exporter.capture.custom_functions import find_bound_applies
 from exporter.capture.scripting import find_marked_modules
 from exporter.common.errors import TorchferryError
-from exporter.common.fork_support import require_fork
 from exporter.common.forking import DEFAULT_SECONDS, ForkFailedError, fork, run_in_fork, silence_child
 from exporter.model.eager.evaluation import eager_context
 from exporter.model.source import Source
@@ -38,7 +37,6 @@ class CleanRooms:
         # Found once here, and not in every process that is forked.
         find_bound_applies()
         find_marked_modules(source.parameter_module)
-        require_fork()
         self._rooms = [_Room(source) for _ in range(count)]
         self._free_rooms: queue.SimpleQueue[_Room] = queue.SimpleQueue()
         for room in self._rooms:

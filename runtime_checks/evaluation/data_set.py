@@ -68,10 +68,8 @@ def check_whole_numbers(values: numpy.ndarray, name: str, dtype: str, where: str
     """Raise ``UsageError`` for whole numbers that floats of ``dtype`` would round: NumPy calls that cast safe."""
     if values.dtype.kind not in "iu" or dtype.startswith(("int", "uint", "bool")):
         return
-    largest = max(map(abs, (int(values.min()), int(values.max())))) if values.size else 0
+    largest = max(-int(values.min()), int(values.max())) if values.size else 0
     if largest > MAX_EXACT:
-        what, mend = (
-            f"variable {name!r} has whole numbers that {dtype} rounds",
-            f"store it as {dtype}, if that is meant",
-        )
+        what = f"variable {name!r} has whole numbers that {dtype} rounds"
+        mend = f"store it as {dtype}, if that is meant"
         raise UsageError(what, where=where, got=str(largest), expected=f"at most {MAX_EXACT}", mend=mend)
