@@ -190,6 +190,7 @@ def test_the_native_wheel_links_what_every_linux_has_and_torch(native_wheel, tmp
     assert licences == {"LICENSE", "json.txt", "cli11.txt"}
     # No folder of the machine that built it.
     assert not any(re.search(rb"site-packages|/runtime_checks/", binary) for binary in binaries)
+    assert f"Version: {importlib.metadata.version('torchferry')}\n" in metadata
     assert f"Requires-Dist: torch=={importlib.metadata.version('torch').partition('+')[0]}\n" in metadata
     # The control: a library that nobody excuses, and that is not there, is found.
     strict = [part for part in repair if part != "--exclude=libc10.so"]
