@@ -56,6 +56,7 @@ HEAVY = (
     "distributed",
     "dask",
     "mpi4py",
+    "pint",
 )
 BRINGS_NUMPY = ("runtime_checks.kernels.ctypes_library",)
 PACKAGES = ("exporter", "runtime_checks", "torchferry")

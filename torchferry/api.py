@@ -19,6 +19,7 @@ from exporter.archive.kernel_container import is_kernel
 from exporter.archive.pt_archive import is_shared_object
 from exporter.archive.tensor_spec import Sampling, Signature, TensorSpec
 from exporter.archive.variable_renaming import RenameRule
+from exporter.archive.variable_units import UnitRule
 from exporter.backends.backend import OPSET, KernelOptions, WriteOptions, load_backend
 from exporter.common.errors import (
     ArchiveError,
@@ -124,6 +125,7 @@ def export(
     models: Sequence[str] = (),
     output: str | Path | None = None,
     renames: Sequence[str] = (),
+    units: Sequence[str] = (),
     inputs: str | Path | Mapping[str, Any] | None = None,
     seed: int = 0,
     runtimes: str | Sequence[str] = (),
@@ -168,6 +170,7 @@ def export(
         models: Names of models of the input file; by default its only one.
         output: The file, or a folder for several models; by default ``NAME.pt`` in the current folder.
         renames: Rules ``"OLD:NEW"`` for names of variables in the contract; ``*`` matches any text.
+        units: Rules ``"NAME=UNIT"``, with globs, for units in the contract; else they are those of the signature.
         inputs: A file of warmup inputs (``.pt``, ``.npz``, ``.json``), or a dict of example tensors by name, each of
             shape ``(*batch, *shape)``.
         seed: The seed of all random draws.
@@ -179,26 +182,22 @@ def export(
         jvp: Whether to add the method ``jvp``, Jacobian times tangents.
         vjp: Whether to add the method ``vjp``, cotangents times Jacobian.
         parameters: Globs of the parameters that stay settable; by default all that can.
-        per_element: Globs of parameters of which each element has its own value: they become inputs, which have the
-            batch. ``inputs`` may hold values of those that are named in full.
+        per_element: Globs of parameters that become inputs, a value for each element; ``inputs`` may hold values.
         batch: Whether a model without a signature has a batch: ``"yes"``, ``"no"``, or ``"auto"``, if its inputs share
             a leading size that its outputs have too. Without one its shapes are whole.
         differentiable: Whether torch's autograd through the loaded file is compared with eager mode's; adds ``vjp``.
         symmetric: Blocks ``"OUT:IN"`` that are second derivatives of a potential, and are checked as such.
-        thorough: Whether large batches and all draws are run whatever they cost; without it the contract names those
-            that were left out.
+        thorough: Whether large batches and all draws are run whatever they cost; else the contract names what was not.
         budget: About how many seconds large batches may take on one core, in all checks together; by default 1.5. What
             a batch would take is estimated from the numbers that small ones compute.
         jobs: How many checks of the gate, and methods of the file, run at the same time; by default as many as this
             process has cores. From 2 on the cases are computed beside the writing of the file, too.
         against: An earlier archive of the model: each result's ``reasons`` say why it does not serve this model (a
             static size, the structure of the backward pass, ...), and are empty if it serves as well.
-        on_failure: What an element of an implicit model becomes that does not converge: ``"nan"``, ``"last"`` (its
-            last iterate) or ``"raise"`` (an error for the whole batch); by default the model's own setting, else
-            ``"nan"``.
+        on_failure: What an element of an implicit model becomes that does not converge: ``"nan"``, ``"last"`` (its last
+            iterate) or ``"raise"`` (an error for the whole batch); by default the model's own setting, or ``"nan"``.
         formats: ``"pt"``, ``"onnx"``, ``"pt2"``, ``"program"`` and ``"c"`` (a folder of C sources), ``"cuda"`` (the
-            same and those for GPUs); by default what
-            the output's suffix says. Each is verified where it runs.
+            same and those for GPUs); by default what the output's suffix says. Each is verified where it runs.
         opset: ONNX's version of operators.
         reduce: ``"none"`` for a kernel whose Newton loops solve for all their unknowns, as the archive does.
         time_limit: Seconds for each process that verifies.
@@ -234,6 +233,7 @@ def export(
         output=output_path,
         formats=format_names,
         renames=tuple(map(RenameRule.parse, renames)),
+        units=tuple(map(UnitRule.parse, units)),
         inputs=Path(inputs) if isinstance(inputs, str) else inputs,
         per_element=_to_tuple(per_element),
         batch=batch,

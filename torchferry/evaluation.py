@@ -42,7 +42,8 @@ def evaluate(
     Args:
         path: An archive, a package, an ONNX container, or a kernel's folder.
         data: The inputs by name. The dimensions of an input's own come last; all others are those of elements, and
-            are broadcast by name. A dataset without Dask's arrays is cut into chunks here.
+            are broadcast by name. A dataset without Dask's arrays is cut into chunks here. Units are compared where
+            the file and an attribute ``units`` say them.
         method: The method: ``"forward"``, ``"jacobian"`` and so on.
         engine: What runs an archive, as in ``load``: ``"torchscript"``, ``"kernel"``, ``"pt2"`` or
             ``"interpreter"``.
@@ -55,7 +56,7 @@ def evaluate(
         for an element that has numbers, -1 where it has none, what ``newton_info`` says where a solver has failed.
 
     Raises:
-        UsageError: A name, a shape or a dtype does not fit.
+        UsageError: A name, a shape, a dtype or a unit does not fit.
         ArchiveError: The file is damaged.
         MissingRuntimeError: xarray or Dask is missing.
 
@@ -92,6 +93,8 @@ def evaluate(
             "output_sizes": {d: n for o in binding.outputs for d, n in zip(o.dims, o.shape, strict=True)}
         },
     )
+    for output, values in zip(binding.outputs, results, strict=False):
+        values.attrs.update(output.attributes)
     return xarray_package.Dataset(
         dict(zip([*(output.name for output in binding.outputs), STATUS], results, strict=True))
     )

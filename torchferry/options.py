@@ -10,6 +10,7 @@ from pathlib import Path
 from exporter.archive.formats import FORMATS, KERNELS, check_suffix
 from exporter.archive.input_files import InputValues
 from exporter.archive.variable_renaming import RenameRule
+from exporter.archive.variable_units import UnitRule
 from exporter.backends.backend import WriteOptions
 from exporter.common.errors import UsageError
 from exporter.common.stopwatch import Watch, ignore_step
@@ -26,7 +27,8 @@ MAX_JOBS = 8
 class ExportOptions:
     """``models`` of the source, written to ``output`` in the ``formats``: a file, or a folder for several models.
 
-    ``renames`` are rules for names in the contract, ``inputs`` a file of warmup inputs or a dict by name,
+    ``renames`` are rules for names in the contract, ``units`` for units there, ``inputs`` a file of warmup inputs or a
+    dict by name,
     ``per_element`` patterns of parameters that become inputs, ``batch`` whether a model without a signature has one,
     ``against`` an earlier archive; ``on_failure`` overrides what an implicit model returns for elements that do not
     converge; ``command`` is how the user asked for it. ``capture``, ``write`` and ``verify`` are the options of these
@@ -36,6 +38,7 @@ class ExportOptions:
     output: Path | None = None
     formats: tuple[str, ...] = ("pt",)
     renames: tuple[RenameRule, ...] = ()
+    units: tuple[UnitRule, ...] = ()
     inputs: Path | InputValues | None = None
     per_element: tuple[str, ...] = ()
     batch: BatchChoice = "auto"

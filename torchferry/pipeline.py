@@ -14,6 +14,7 @@ from exporter.archive.cases import ReferenceCase
 from exporter.archive.contract import Contract, Finding
 from exporter.archive.formats import CUDA, KERNELS, choose_output_path, path_for_format
 from exporter.archive.variable_renaming import rename_variables
+from exporter.archive.variable_units import assign_units
 from exporter.backends.backend import KernelOptions, load_backend
 from exporter.capture.autograd_detection import detect_inner_autograd
 from exporter.capture.passes import CaptureResult
@@ -154,7 +155,7 @@ def write_archive(
         with clock("cases"):
             stored, fresh, limits = wait_for_cases()
     contract = add_evidence(contract, [*stored, *fresh], [*findings, *limits])
-    contract = rename_variables(contract, options.renames)
+    contract = assign_units(rename_variables(contract, options.renames), options.units)
     contract = dataclasses.replace(contract, graph=hash_graph_text(text))
     kernel = None
     with clock("write"), eager_context(frozen_source), ignore_deprecations():

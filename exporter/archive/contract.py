@@ -21,6 +21,7 @@ from exporter.archive.contract_text import check_limits, check_name, describe_in
 from exporter.archive.format_limits import MAX_RELATIVE_TOLERANCE
 from exporter.archive.tensor_spec import Signature, StrictlyRead, TensorSpec, check_dtype
 from exporter.common.errors import ArchiveError, SchemaError, UsageError, suggest_names
+from exporter.common.units import divide_units
 
 SCHEMA = 1
 
@@ -123,6 +124,11 @@ class ParameterSpec(StrictlyRead):
     name: str
     shape: tuple[int, ...]
     dtype: str
+    unit: str = ""
+
+    def describe(self) -> str:
+        """Return name, shape, dtype and unit as text."""
+        return f"{self.name} {list(self.shape)} {self.dtype}" + (f" {self.unit}" if self.unit else "")
 
     def check_shape(self, shape: Sequence[int]) -> None:
         """Raise ``UsageError`` if a value of this shape cannot be set."""
@@ -320,6 +326,8 @@ class Contract(StrictlyRead):
         for parameter in self.parameters:
             check_name(parameter.name, "a parameter")
             check_dtype(parameter.name, parameter.dtype)
+            if parameter.unit:
+                check_name(parameter.unit, f"the unit of {parameter.name!r}")
         for bounds in (*self.tolerance.dtypes.values(), *self.tolerance.outputs.values()):
             bounds.check_range()
         # Applies the same rules to open sizes.
@@ -369,16 +377,21 @@ class Contract(StrictlyRead):
 
     def input_spec(self, name: str) -> TensorSpec:
         """Return the spec of a method's input: an input, its tangent, or the cotangent of an output."""
-        return self._specs["outputs" if name.startswith(COTANGENT) else "inputs"][strip_prefix(name)]
+        return self._find_spec("outputs" if name.startswith(COTANGENT) else "inputs", name)
 
     def output_spec(self, output: str | tuple[str, str]) -> TensorSpec:
         """Return the spec of a method's output: an output, its tangent, the cotangent of an input, or a Jacobian
-        block, which has the output's shape followed by the input's or parameter's."""
+        block, which has the output's shape followed by the input's or parameter's, and the quotient of their units."""
         if not isinstance(output, str):
             spec = self.output_spec(output[0])
             wrt = self._specs["inputs"].get(output[1]) or self._specs["parameters"][output[1]]
-            return dataclasses.replace(spec, shape=(*spec.shape, *wrt.shape))
-        return self._specs["inputs" if output.startswith(COTANGENT) else "outputs"][strip_prefix(output)]
+            return dataclasses.replace(spec, shape=(*spec.shape, *wrt.shape), unit=divide_units(spec.unit, wrt.unit))
+        return self._find_spec("inputs" if output.startswith(COTANGENT) else "outputs", output)
+
+    def _find_spec(self, role: str, name: str) -> TensorSpec:
+        """Return the spec of a variable, a tangent or a cotangent. The units of these two are the caller's."""
+        spec: TensorSpec = self._specs[role][strip_prefix(name)]
+        return spec if spec.name == name or not spec.unit else dataclasses.replace(spec, unit="")
 
     @functools.cached_property
     def _specs(self) -> dict[str, dict[str, Any]]:
@@ -387,8 +400,13 @@ class Contract(StrictlyRead):
         return {role: {spec.name: spec for spec in specs} for role, specs in roles.items()}
 
     def to_json(self) -> str:
-        """Return the contract as JSON."""
-        return json.dumps(dataclasses.asdict(self), indent=1, ensure_ascii=False, allow_nan=False)
+        """Return the contract as JSON. Without units it is what readers take that know none."""
+        fields = dataclasses.asdict(self, dict_factory=_drop_empty_unit)
+        return json.dumps(fields, indent=1, ensure_ascii=False, allow_nan=False)
+
+
+def _drop_empty_unit(fields: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    return {key: value for key, value in fields if (key, value) != ("unit", "")}
 
 
 _ADAPTER = TypeAdapter(Contract)

@@ -61,13 +61,15 @@ class TensorSpec(StrictlyRead):
         dtype: The dtype's name in torch.
         type: The type's name in the source library; ``Tensor`` for plain tensors.
         sampling: The way in which values are drawn.
+        unit: The unit of its numbers, such as ``MPa``; ``1`` for what has no dimension, and empty where nobody has
+            said it.
 
     Raises:
         UsageError: The dtype is unknown, or the name of an open size is not an identifier.
 
     Example:
         ```python
-        TensorSpec("positions", ("n", 3), "float32")
+        TensorSpec("positions", ("n", 3), "float32", unit="angstrom")
         ```
     """
 
@@ -76,9 +78,12 @@ class TensorSpec(StrictlyRead):
     dtype: str = "float64"
     type: str = "Tensor"
     sampling: Sampling = field(default_factory=Sampling)
+    unit: str = ""
 
     def __post_init__(self) -> None:
         check_dtype(self.name, self.dtype)
+        if self.unit:
+            check_name(self.unit, f"the unit of {self.name!r}")
         unfit = [d for d in self.shape if isinstance(d, str) and not is_identifier(d)]
         if unfit:
             what = f"variable {self.name!r} has a size whose name is not an identifier"
@@ -96,8 +101,8 @@ class TensorSpec(StrictlyRead):
         return tuple(d if isinstance(d, int) else sizes[d] for d in self.shape)
 
     def describe(self) -> str:
-        """Return name, type, shape and dtype as text."""
-        return f"{self.name}: {self.type}{list(self.shape)} {self.dtype}"
+        """Return name, type, shape, dtype and unit as text."""
+        return f"{self.name}: {self.type}{list(self.shape)} {self.dtype}" + (f", {self.unit}" if self.unit else "")
 
 
 def check_dtype(name: str, dtype: str) -> None:

@@ -59,6 +59,7 @@ class FmuNumber:
     has_start: bool = True
     derivative: int | None = None
     description: str = ""
+    unit: str = ""
 
     @property
     def start(self) -> str:
@@ -156,6 +157,7 @@ def render_fmu(kernel: KernelFiles, options: FmuOptions, title: str) -> dict[str
         "fmi": version,
         "token": hashlib.sha256(identity.encode()).hexdigest(),
         "values": layout.numbers,
+        "units": list(dict.fromkeys(number.unit for number in layout.numbers if number.unit)),
         "memory": [
             {"first": f, "reference": layout.groups[n].first, "count": layout.groups[n].count} for n, f in memory
         ],
@@ -262,27 +264,31 @@ def _lay_out(kernel: KernelFiles, options: FmuOptions, roles: _Roles) -> tuple[_
             layout.add(name, (), [start], is_own=True, **tunable)
     stored = kernel.read_parameter_numbers()
     for _, parameter in list_model_parameters(contract):
-        layout.add(parameter.name, parameter.shape, [float(v) for v in stored[parameter.name]], **tunable)
+        numbers = [float(v) for v in stored[parameter.name]]
+        layout.add(parameter.name, parameter.shape, numbers, unit=parameter.unit, **tunable)
     for name in roles.inputs:
-        changing = {"causality": "input", "variability": "continuous", "settable": 1}
-        layout.add(name, contract.input_spec(name).static_shape, starts[name], **changing)
+        spec = contract.input_spec(name)
+        changing = {"causality": "input", "variability": "continuous", "settable": 1, "unit": spec.unit}
+        layout.add(name, spec.static_shape, starts[name], **changing)
     kept = {"causality": "output", "variability": "continuous", "settable": 2, "initial": "exact"}
     for name in roles.states:
-        layout.add(name, contract.input_spec(name).static_shape, starts[name], **kept)
+        spec = contract.input_spec(name)
+        layout.add(name, spec.static_shape, starts[name], unit=spec.unit, **kept)
     computed = {"causality": "output", "variability": "continuous", "settable": 0, "initial": "calculated"}
     for name in roles.outputs:
-        shape = contract.output_spec(name).static_shape
+        shape, unit = contract.output_spec(name).static_shape, contract.output_spec(name).unit
         before = next((n for n, base in roles.memory.items() if base == name), "")
         if before:
-            layout.add(name, shape, starts[before], **kept)
+            layout.add(name, shape, starts[before], unit=unit, **kept)
         elif roles.steps:
             # There is no result before the first step.
-            layout.add(name, shape, [0.0] * prod(shape), **kept)
+            layout.add(name, shape, [0.0] * prod(shape), unit=unit, **kept)
         else:
-            layout.add(name, shape, [0.0] * prod(shape), has_start=False, **computed)
+            layout.add(name, shape, [0.0] * prod(shape), has_start=False, unit=unit, **computed)
     for state, rate in options.rates:
+        spec = contract.output_spec(rate)
         local = {**computed, "causality": "local", "has_start": False, "derivative": layout.groups[state]}
-        layout.add(rate, contract.output_spec(rate).static_shape, [0.0] * layout.groups[state].count, **local)
+        layout.add(rate, spec.static_shape, [0.0] * layout.groups[state].count, unit=spec.unit, **local)
     memory, first = list[tuple[str, int]](), 0
     for name in dict.fromkeys(roles.memory.values()):
         memory.append((name, first))

@@ -14,6 +14,7 @@ from torch import nn
 from exporter.archive.tensor_spec import Signature, TensorSpec
 from exporter.common.errors import UsageError, suggest_names
 from exporter.common.torch_internals import get_tracing_state
+from exporter.common.units import find_conversion
 from exporter.model.argument_binding import BoundForward
 from exporter.model.implicit.implicit_update import ImplicitUpdate
 from exporter.model.jit_marks import mark, mark_either
@@ -216,6 +217,19 @@ def _sort_modules(signatures: Mapping[str, Signature], producer: Mapping[str, st
         raise UsageError("the modules form a cycle", where=", ".join(links), expected=expected, mend=mend) from None
 
 
+def _check_units(first_label: str, first: TensorSpec, label: str, spec: TensorSpec) -> None:
+    """Raise ``UsageError`` if two modules have the numbers of a variable in different units."""
+    if not first.unit or not spec.unit:
+        return
+    conversion = find_conversion(first.unit, spec.unit)
+    if conversion is None or not conversion.is_identity:
+        what = f"variable {spec.name!r} has two units"
+        got, expected = f"{spec.unit} in {label!r}", f"{first.unit} as in {first_label!r}"
+        mend = "convert it in one of the modules, or in a module between them"
+        where = f"modules {first_label!r} and {label!r}"
+        raise UsageError(what, where=where, got=got, expected=expected, mend=mend)
+
+
 def _merge_variables(signatures: Mapping[str, Signature]) -> dict[str, TensorSpec]:
     variables: dict[str, tuple[str, TensorSpec]] = {}
     for label, signature in signatures.items():
@@ -226,6 +240,12 @@ def _merge_variables(signatures: Mapping[str, Signature]) -> dict[str, TensorSpe
                 got = f"{list(spec.shape)} {spec.dtype} in {label!r}"
                 expected = f"{list(first.shape)} {first.dtype} as in {first_label!r}"
                 raise UsageError(what, where=f"modules {first_label!r} and {label!r}", got=got, expected=expected)
-            if first.type == "Tensor" and spec.type != "Tensor":
-                variables[spec.name] = (first_label, dataclasses.replace(first, type=spec.type))
+            _check_units(first_label, first, label, spec)
+            # What one module says of a variable holds for all of them.
+            further = {"type": spec.type} if first.type == "Tensor" else {}
+            further |= {} if first.unit else {"unit": spec.unit}
+            variables[spec.name] = (
+                label if further.get("unit") else first_label,
+                dataclasses.replace(first, **further),
+            )
     return {name: spec for name, (_, spec) in variables.items()}

@@ -1,17 +1,18 @@
-"""Variables of a data set bound to the inputs of a method: names, shapes and dtypes, before anything runs."""
+"""Variables of a data set bound to the inputs of a method: names, shapes, dtypes, units, before anything runs."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from exporter.archive.contract import Contract
 from exporter.archive.tensor_spec import TensorSpec, fits_shape
 from exporter.common.c_text import to_c_identifier
 from exporter.common.errors import UsageError, suggest_names
+from exporter.common.units import find_conversion, is_known
 from runtime_checks.evaluation.data_set import DataSet, Variable
 
 if TYPE_CHECKING:
@@ -42,13 +43,21 @@ class BoundInput:
 
 @dataclass(frozen=True)
 class Output:
-    """An output as it is stored: the ``method_name`` that the method gives it, and its own dimensions and shape."""
+    """An output as it is stored: the ``method_name`` that the method gives it, its own dimensions and shape, and its
+    unit, if the contract says one."""
 
     name: str
     method_name: str
     dims: tuple[str, ...]
     shape: tuple[int, ...]
     dtype: str
+    unit: str = ""
+
+    @property
+    def attributes(self) -> tuple[tuple[str, str], ...]:
+        """Return what a data set says of it."""
+        long_name = (("long_name", self.method_name),) if self.method_name != self.name else ()
+        return (*long_name, *((("units", self.unit),) if self.unit else ()))
 
 
 @dataclass(frozen=True)
@@ -62,6 +71,7 @@ class Binding:
         stored: The sizes of chunks that the inputs are stored in.
         kept: Variables that go to the result as they are: coordinates, and what is asked for.
         outputs: The outputs, in the method's order.
+        study_units: Units of what is varied, by name, where the contract says them.
     """
 
     inputs: tuple[BoundInput, ...]
@@ -70,6 +80,12 @@ class Binding:
     stored: Mapping[str, int]
     kept: tuple[Variable, ...]
     outputs: tuple[Output, ...]
+    study_units: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def unchecked_units(self) -> tuple[str, ...]:
+        """List the inputs whose unit the contract says, and the data set does not."""
+        return tuple(b.spec.name for b in self.inputs if b.spec.unit and b.variable and not b.variable.unit)
 
     @property
     def element_bytes(self) -> int:
@@ -100,7 +116,7 @@ def bind(
         keep: Variables that go to the result too.
 
     Raises:
-        UsageError: A name, a shape or a dtype does not fit; the message says which, and what is expected.
+        UsageError: A name, a shape, a dtype or a unit does not fit; the message says which, and what is expected.
     """
     if method not in contract.methods:
         what = f"the file has no method {method!r}"
@@ -126,7 +142,10 @@ def bind(
         raise UsageError(what, where=data.where if data else "", got=STATUS, expected="another name", mend=mend)
     kept = _find_kept(data, sizes, keep) if data is not None else ()
     outputs = _name_outputs(contract, method, sizes, [v.name for v in kept], open_sizes)
-    return Binding(inputs, parameters, sizes, {d: n for d, n in stored.items() if d in sizes}, kept, outputs)
+    stored = {dim: size for dim, size in stored.items() if dim in sizes}
+    units = {p.name: p.unit for p in contract.parameters if p.name in parameters and p.unit}
+    units |= {b.dims[0]: b.spec.unit for b in inputs if b.values is not None and b.spec.unit}
+    return Binding(inputs, parameters, sizes, stored, kept, outputs, units)
 
 
 def _check_studies(contract: Contract, inputs: Sequence[str], parameters: Mapping[str, numpy.ndarray]) -> None:
@@ -181,6 +200,7 @@ def _bind_input(
         mend = "put the dimensions of its own last: dataset.transpose(..., 'component')"
         raise UsageError(what, where=data.where, got=variable.describe(), expected=expected, mend=mend)
     _check_dtype(spec, variable, data.where)
+    _check_unit(spec, variable, data.where)
     return BoundInput(spec, variable.dims, variable)
 
 
@@ -210,6 +230,22 @@ def _check_dtype(spec: TensorSpec, variable: Variable, where: str) -> None:
         what = f"variable {variable.name!r} has the wrong dtype for input {spec.name!r}"
         mend = f"convert it in the data set: .astype({spec.dtype!r})"
         raise UsageError(what, where=where, got=variable.dtype, expected=spec.dtype, mend=mend)
+
+
+def _check_unit(spec: TensorSpec, variable: Variable, where: str) -> None:
+    """Raise ``UsageError`` for numbers in another unit than the input's, where both are said."""
+    if not spec.unit or not variable.unit:
+        return
+    conversion = find_conversion(variable.unit, spec.unit)
+    if conversion is not None and conversion.is_identity:
+        return
+    what = f"variable {variable.name!r} has the wrong unit for input {spec.name!r}"
+    mend = "name another variable, or mend its attribute 'units'"
+    if conversion is not None:
+        mend = f"convert its numbers in the data set, {variable.name!r} {conversion.describe()}, and its 'units'"
+    elif not (is_known(variable.unit) and is_known(spec.unit)):
+        mend += ": what pint does not know fits the same text alone"
+    raise UsageError(what, where=where, got=variable.unit, expected=spec.unit, mend=mend)
 
 
 def _merge_sizes(
@@ -276,10 +312,10 @@ def _name_outputs(
         while name in taken or any(other.startswith(f"{name}_") for other in (*sizes, *kept)):
             name += "_out"
         taken.add(name)
-        shape = contract.output_spec(output).resolve_shape(open_sizes)
-        dtype = contract.output_spec(output).dtype
+        output_spec = contract.output_spec(output)
+        shape, dtype = output_spec.resolve_shape(open_sizes), output_spec.dtype
         dims = tuple(f"{name}_{k}" for k in range(len(shape)))
-        outputs.append(Output(name, plain, dims, shape, STORED_DTYPES.get(dtype, dtype)))
+        outputs.append(Output(name, plain, dims, shape, STORED_DTYPES.get(dtype, dtype), output_spec.unit))
     return tuple(outputs)
 
 

@@ -268,15 +268,16 @@ def _lay_out(binding: Binding, grid: Grid, attributes: tuple[tuple[str, str], ..
     sizes = dict(zip(grid.dims, grid.sizes, strict=True))
     variables = []
     for name, values in list_studies(binding).items():
-        variables.append(StoredVariable(name, (name,), values.shape, str(values.dtype)))
+        unit = (("units", binding.study_units[name]),) if name in binding.study_units else ()
+        variables.append(StoredVariable(name, (name,), values.shape, str(values.dtype), unit))
     for kept in binding.kept:
         dims = tuple(dim for dim in grid.dims if dim in kept.dims)
         shape = tuple(sizes[dim] for dim in dims)
         variables.append(StoredVariable(kept.name, dims, shape, kept.dtype, kept.attributes))
     for output in binding.outputs:
         shape = (*grid.sizes, *output.shape)
-        long_name = (("long_name", output.method_name),) if output.method_name != output.name else ()
-        variables.append(StoredVariable(output.name, (*grid.dims, *output.dims), shape, output.dtype, long_name))
+        dims = (*grid.dims, *output.dims)
+        variables.append(StoredVariable(output.name, dims, shape, output.dtype, output.attributes))
     meaning = (("long_name", "0: converged, -1: no number, others as newton_info says"),)
     variables.append(StoredVariable(STATUS, grid.dims, grid.sizes, "int8", meaning))
     return Layout(grid, tuple(variables), attributes)

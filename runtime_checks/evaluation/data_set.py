@@ -32,6 +32,11 @@ class Variable:
     stored: Mapping[str, int] = field(default_factory=dict)
 
     @property
+    def unit(self) -> str:
+        """Return the unit that its attributes say, as the CF conventions have it; empty if they say none."""
+        return next((text.strip() for key, text in self.attributes if key == "units"), "")
+
+    @property
     def sizes(self) -> dict[str, int]:
         """Return the size of each dimension."""
         return dict(zip(self.dims, self.shape, strict=True))

@@ -50,17 +50,20 @@ _RECORDS = TypeAdapter(ChunkRecord)
 
 @dataclass(frozen=True)
 class Evaluated:
-    """The result of an evaluation: the path, how many chunks were evaluated now and how many were kept, the summary."""
+    """The result of an evaluation: the path, how many chunks were evaluated now and how many were kept, the summary,
+    and the inputs whose units were not compared, since the data say none."""
 
     path: Path
     evaluated: int
     kept: int
     summary: Summary
+    unchecked_units: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Return the result for JSON."""
         chunks = {"evaluated": self.evaluated, "kept": self.kept}
-        return {"path": str(self.path), "chunks": chunks, "summary": self.summary.as_dict()}
+        report = {"path": str(self.path), "chunks": chunks, "summary": self.summary.as_dict()}
+        return report | ({"unchecked_units": list(self.unchecked_units)} if self.unchecked_units else {})
 
 
 @dataclass(frozen=True)
@@ -188,7 +191,8 @@ class Evaluation:
         self._opened.store.finish(
             self.output, lambda index: watch(Progress(index + 1, self.chunks, kept, f"write {self.output.name}"))
         )
-        return Evaluated(self.output, self.chunks - kept, kept, total)
+        unchecked = self._opened.binding.unchecked_units
+        return Evaluated(self.output, self.chunks - kept, kept, total, unchecked)
 
     def _evaluate_all(self, make_pool: MakePool, known: dict[int, ChunkRecord]) -> Iterator[tuple[ChunkRecord, bool]]:
         """Yield the record of each chunk as it is finished, and whether it was evaluated now."""

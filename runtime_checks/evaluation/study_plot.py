@@ -89,4 +89,5 @@ def _select(data: DataSet, curve: StudyCurve) -> Component:
         raise UsageError(what, where="--plot", got=variable.describe(), expected=f"at most {NUMBERS:,}", mend=mend)
     value = torch.from_numpy(data.read(variable, (slice(None),) * len(variable.dims)))[(..., *curve.index)]
     value = value.movedim(variable.dims.index(curve.over), 0)
-    return Component(curve.text, value.reshape(len(value), -1))
+    label = f"{curve.text} [{variable.unit}]" if variable.unit else curve.text
+    return Component(label, value.reshape(len(value), -1))

@@ -28,6 +28,8 @@ def test_both_readers_agree(name, share, tmp_path):
     """``share``: one of how many forgeries is made."""
     path = ARTIFACTS / f"{name}.pt"
     whole = json.loads(records(path)[1][RECORD])
+    for spec in (*whole["inputs"][:1], *whole["outputs"][:1], *whole["parameters"][:1]):
+        spec["unit"] = "MPa"
     forgeries = [(place, change) for place in list_places(whole) if place for change in CHANGES][::share]
     files, known = list[tuple[str, Path, tuple[str | int, ...]]](), set[bytes]()
     for number, (place, change) in enumerate(forgeries):

@@ -29,6 +29,7 @@ from torchferry.cli.options import (
     ThoroughOption,
     TimeLimitOption,
     TimingsOption,
+    UnitOption,
     VjpOption,
 )
 from torchferry.cli.startup import pause_collection
@@ -48,6 +49,7 @@ def command(
     ] = None,
     output: Annotated[Path | None, Option("--output", "-o", help="The archive. Default: NAME.pt here.")] = None,
     rename: RenameOption = None,
+    unit: UnitOption = None,
     batch: BatchOption = "auto",
     seed: SeedOption = 0,
     allow: AllowOption = None,
@@ -102,6 +104,7 @@ def command(
                 allow_native=allow_native,
                 output=output,
                 renames=rename or [],
+                units=unit or [],
                 seed=seed,
                 runtimes=runtime,
                 devices=device,

@@ -200,6 +200,9 @@ def _print_result(result: Evaluated, failures: Path | None) -> None:
     if summary.failed and failures is not None:
         where = f"torchferry run --replay {failures}"
         out.print(f"{failures}: inputs of {len(summary.failures)} of them ({where})", soft_wrap=True)
+    if result.unchecked_units:
+        names = ", ".join(result.unchecked_units)
+        out.print(Text(f"units: not compared for {names}: the data have no attribute 'units'"), soft_wrap=True)
     kept = f", {result.kept} of {result.kept + result.evaluated} chunks kept from before" if result.kept else ""
     out.print(f"wrote {result.path}: {summary.elements:,} elements{kept}", soft_wrap=True)
 

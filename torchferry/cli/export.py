@@ -42,6 +42,7 @@ from torchferry.cli.options import (
     ThoroughOption,
     TimeLimitOption,
     TimingsOption,
+    UnitOption,
     VjpOption,
 )
 from torchferry.cli.output import err, out, print_json, print_listing, print_slowest, print_timings
@@ -67,6 +68,7 @@ def command(
         Path | None, Option("--output", "-o", help="The archive, or a folder for several models. Default: NAME.pt")
     ] = None,
     rename: RenameOption = None,
+    unit: UnitOption = None,
     inputs: InputsOption = None,
     seed: SeedOption = 0,
     allow: AllowOption = None,
@@ -119,6 +121,8 @@ def command(
 
       torchferry export slash.i --model eq --rename 'state/*~1:old_state/*'
 
+      torchferry export model.i --model eq --unit '*stress=MPa' --unit '*strain=1'
+
       torchferry export net.py:make_model --inputs examples.npz -o net.pt
 
       torchferry export model.i --model eq --runtime python,libtorch
@@ -148,6 +152,7 @@ def command(
                 models=model or [],
                 output=str(output) if output is not None else None,
                 renames=rename or [],
+                units=unit or [],
                 inputs=inputs,
                 seed=seed,
                 allow=allow or [],
@@ -211,6 +216,7 @@ def print_exported(
 
 def _print_result(result: Exported, against: Path | None) -> None:
     from exporter.archive.formats import count_bytes
+    from exporter.archive.variable_units import CHECK as UNITS
     from exporter.model.argument_structures import CHECK as ARGUMENTS
     from exporter.model.eager.batch_choice import CHECK as BATCH
     from runtime_checks.report import render
@@ -220,7 +226,7 @@ def _print_result(result: Exported, against: Path | None) -> None:
         out.print(render(container.report))
     for finding in result.contract.findings:
         # What nobody has said.
-        if finding.check in (BATCH, ARGUMENTS):
+        if finding.check in (BATCH, ARGUMENTS, UNITS):
             out.print(Text(f"{finding.check}: {finding.what}: {finding.reason}"), soft_wrap=True)
     for path in dict.fromkeys((result.path, *(c.path for c in result.containers))):
         out.print(f"wrote {path} ({count_bytes(path)} bytes)", soft_wrap=True)

@@ -60,6 +60,9 @@ DerivativeOption = Annotated[
 RenameOption = Annotated[
     list[str] | None, Option(help="OLD:NEW names of variables in the contract; * matches any text.")
 ]
+UnitOption = Annotated[
+    list[str] | None, Option(help="NAME=UNIT of variables and parameters in the contract; globs. 1: no dimension.")
+]
 JvpOption = Annotated[bool, Option("--jvp", help="Add the method jvp: Jacobian times vector.")]
 VjpOption = Annotated[bool, Option("--vjp", help="Add the method vjp: vector times Jacobian.")]
 ParameterOption = Annotated[

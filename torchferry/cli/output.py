@@ -65,10 +65,12 @@ def format_shape(spec: TensorSpec, batch: str) -> str:
 def make_variable_table(title: str, specs: Sequence[TensorSpec], batch: str) -> Table:
     """Return a table of variables."""
     table = Table(title=title, title_justify="left", show_edge=False, pad_edge=False)
-    for column in ("name", "shape", "type", "dtype"):
+    has_units = any(spec.unit for spec in specs)
+    for column in ("name", "shape", "type", "dtype", *(["unit"] if has_units else [])):
         table.add_column(column)
     for spec in specs:
-        table.add_row(Text(spec.name), Text(format_shape(spec, batch)), spec.type, spec.dtype)
+        unit = [Text(spec.unit)] if has_units else []
+        table.add_row(Text(spec.name), Text(format_shape(spec, batch)), spec.type, spec.dtype, *unit)
     return table
 
 
@@ -105,7 +107,7 @@ def print_contract(contract: Contract, sizes: Mapping[str, int]) -> None:
         if method.zeros:
             zeros = ", ".join(f"d {output} / d {wrt}" for output, wrt in method.zeros)
             out.print(Text(f"  zero by structure, and left out: {zeros}"))
-    parameters = ", ".join(f"{p.name} {list(p.shape)} {p.dtype}" for p in contract.parameters)
+    parameters = ", ".join(p.describe() for p in contract.parameters)
     out.print(Text(f"Parameters: {parameters or 'none'}"))
     if contract.per_element:
         out.print(Text(f"Parameters by element, which are inputs: {', '.join(contract.per_element)}"))

@@ -111,7 +111,7 @@ def render_sources(
         "parameters": [
             {
                 "identifier": c_name,
-                "said": escape_comment(f"{p.name}, {_format_shape(p.shape)}{p.dtype}"),
+                "said": escape_comment(f"{p.name}, {_format_shape(p.shape)}{p.dtype}{_format_unit(p.unit)}"),
                 "kind": p.dtype,
                 "read": place in read,
                 "bytes": values[p.name].nbytes,
@@ -178,7 +178,7 @@ def _count_bytes(counts: Mapping[str, int]) -> int:
 def _describe_variable(name: str, spec: TensorSpec, slot: int) -> dict[str, Any]:
     return {
         "name": name,
-        "said": escape_comment(f"{name}, {_format_shape(spec.static_shape)}{spec.dtype}"),
+        "said": escape_comment(f"{name}, {_format_shape(spec.static_shape)}{spec.dtype}{_format_unit(spec.unit)}"),
         "kind": spec.dtype,
         "size": SIZES[spec.dtype],
         "shape": list(spec.static_shape),
@@ -186,6 +186,10 @@ def _describe_variable(name: str, spec: TensorSpec, slot: int) -> dict[str, Any]
         "slot": slot,
         "array": ARRAYS[spec.dtype],
     }
+
+
+def _format_unit(unit: str) -> str:
+    return f", {unit}" if unit else ""
 
 
 def _format_shape(shape: Sequence[Any]) -> str:

@@ -82,6 +82,16 @@ tf_status describe(tf_model model, int32_t index, const char* what, tf_variable*
   });
 }
 
+/// The unit of one of the variables that `pick` gives.
+template <class Pick>
+tf_status unit_of(tf_model model, int32_t index, const char* what, const char** unit, Pick pick) {
+  return with_model(model, [&](Model& m) {
+    require(unit, "unit");
+    const auto& all = pick(m);
+    *unit = all[index_in(index, all.size(), what)].unit.c_str();
+  });
+}
+
 /// Positions of `names` in `known`, each once; `all` where none may be left out.
 template <class Items, class Label>
 std::vector<size_t> places(const char* what, int32_t count, const char* const* names, const Items& known, Label label,
@@ -249,6 +259,18 @@ tf_status tf_parameter_count(tf_model model, int32_t* count) {
 
 tf_status tf_parameter(tf_model model, int32_t index, tf_variable* variable) {
   return describe(model, index, "parameter", variable, [](const Model& m) -> const auto& { return m.contract().parameters; });
+}
+
+tf_status tf_input_unit(tf_model model, const char* method, int32_t index, const char** unit) {
+  return unit_of(model, index, "input", unit, [&](const Model& m) -> const auto& { return method_of(m, method).inputs; });
+}
+
+tf_status tf_output_unit(tf_model model, const char* method, int32_t index, const char** unit) {
+  return unit_of(model, index, "output", unit, [&](const Model& m) -> const auto& { return method_of(m, method).outputs; });
+}
+
+tf_status tf_parameter_unit(tf_model model, int32_t index, const char** unit) {
+  return unit_of(model, index, "parameter", unit, [](const Model& m) -> const auto& { return m.contract().parameters; });
 }
 
 tf_status tf_call(tf_model model, const char* method, int32_t n_inputs, const tf_tensor* inputs, int32_t n_outputs,

@@ -119,14 +119,28 @@ class Field {
   std::string path_;
 };
 
+/// Empty where there is none.
+std::string unit_of(const Field& item) {
+  const auto unit = item.has("unit") ? item.at("unit").text() : "";
+  if (!unit.empty()) check_name(unit, "a unit");
+  return unit;
+}
+
+/// That of a derivative, as exporter/common/units.py writes it.
+std::string divide_units(const std::string& of, const std::string& by) {
+  if (of.empty() || by.empty()) return "";
+  return by == "1" ? of : of + "/(" + by + ")";
+}
+
 std::map<std::string, Variable> variables(const Field& list, std::vector<std::string>& open) {
   std::map<std::string, Variable> found;
   for (const auto& item : list.items()) {
-    Variable variable{item.at("name").text(), {}, TF_FLOAT64, "Tensor"};
+    Variable variable{item.at("name").text(), {}, TF_FLOAT64, "Tensor", ""};
     check_name(variable.name, "a variable");
     if (item.has("shape")) variable.shape = item.at("shape").shape(open);
     if (item.has("dtype")) variable.dtype = item.at("dtype").dtype();
     if (item.has("type")) variable.type = item.at("type").text();
+    variable.unit = unit_of(item);
     if (!found.emplace(variable.name, variable).second) item.broken(in_quotes(variable.name) + " twice", "one of each");
   }
   return found;
@@ -145,6 +159,8 @@ Variable find(const Field& field, const Variables& plain, const Variables& of_co
   const auto found = known.find(name.substr(prefix));
   if (found == known.end()) field.broken(in_quotes(name), "a variable of the contract");
   auto variable = found->second;
+  // The units of tangents and cotangents are the caller's.
+  if (prefix) variable.unit.clear();
   variable.name = name;
   return variable;
 }
@@ -163,7 +179,7 @@ Method method_of(const std::string& name, const Field& spec, const Variables& in
   for (const auto& item : spec.at("outputs").items()) {
     if (item.is_text()) {
       const auto variable = find(item, outputs, inputs);
-      method.outputs.push_back({variable.name, std::nullopt, variable.shape, variable.dtype});
+      method.outputs.push_back({variable.name, std::nullopt, variable.shape, variable.dtype, variable.unit});
       continue;
     }
     const auto pair = item.items();
@@ -172,7 +188,7 @@ Method method_of(const std::string& name, const Field& spec, const Variables& in
     const auto& by = inputs.count(pair[1].text()) ? find_exactly(pair[1], inputs) : find_exactly(pair[1], parameters);
     auto shape = of.shape;
     shape.insert(shape.end(), by.shape.begin(), by.shape.end());
-    method.outputs.push_back({of.name, by.name, shape, of.dtype});
+    method.outputs.push_back({of.name, by.name, shape, of.dtype, divide_units(of.unit, by.unit)});
   }
   for (const auto& pair : spec.has("zeros") ? spec.at("zeros").items() : std::vector<Field>{}) {
     const auto names = pair.items();
@@ -225,9 +241,9 @@ Contract parse(const std::string& text, const std::string& where) {
   for (const auto& item : root.at("parameters").items()) {
     check_name(item.at("name").text(), "a parameter");
     contract.parameters.push_back(
-        {item.at("name").text(), item.at("shape").shape(contract.sizes), item.at("dtype").dtype()});
+        {item.at("name").text(), item.at("shape").shape(contract.sizes), item.at("dtype").dtype(), unit_of(item)});
     const auto& last = contract.parameters.back();
-    if (!parameters.emplace(last.name, Variable{last.name, last.shape, last.dtype, ""}).second)
+    if (!parameters.emplace(last.name, Variable{last.name, last.shape, last.dtype, "", last.unit}).second)
       item.broken(in_quotes(last.name) + " twice", "one of each");
   }
   if (contract.sizes.size() > known)

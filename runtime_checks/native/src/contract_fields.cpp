@@ -21,10 +21,10 @@ constexpr const char* kFields = R"(
 Contract schema:int name:text source:Origin created_with:CreatedWith inputs:[TensorSpec] outputs:[TensorSpec] batch:Batch methods:{MethodSpec} parameters:[ParameterSpec] tolerance:Tolerance devices:[text] operators:[text] findings:[Finding] envelope:Envelope ?differentiable:bool ?solvers:[Solver] ?info:[TensorSpec] ?per_element:[text] ?graph:text
 Origin kind:text library:text version:text model:text sha256:text ?refused_imports:[text] ?revision:text ?files:{text}
 CreatedWith torchferry:text torch:text python:text ?command:text
-TensorSpec name:text ?shape:[int|text] ?dtype:text ?type:text ?sampling:Sampling
+TensorSpec name:text ?shape:[int|text] ?dtype:text ?type:text ?sampling:Sampling ?unit:text
 Batch ndim:int ?sizes:[int] ?ranks:[int] ?limits:text
 MethodSpec inputs:[text] outputs:[text|(text,text)] ?needs_grad:bool ?how:text ?zeros:[(text,text)] ?symmetric:[(text,text)]
-ParameterSpec name:text shape:[int] dtype:text
+ParameterSpec name:text shape:[int] dtype:text ?unit:text
 Tolerance ?dtypes:{Bounds} ?outputs:{Bounds}
 Finding check:text what:text ?where:text ?reason:text ?severity:'unsound'|'sound'|'allowed'|'not_run' ?evidence:text ?mend:text
 Envelope ?values:{Range} ?dtypes:[text]

@@ -39,7 +39,7 @@ std::map<std::string, Bounds> tolerance_of_kernel(const Contract& contract) {
     most = std::max(most, solver.at("settings").at("max_its").get<double>());
     least = std::max(least, solver.at("settings").at("abs_tol").get<double>());
   }
-  auto norm = contract.bounds(Output{"residual_norm", std::nullopt, {}, TF_FLOAT64});
+  auto norm = contract.bounds(Output{"residual_norm", std::nullopt, {}, TF_FLOAT64, ""});
   norm.floor = std::max(norm.floor, least);
   return {{"iterations", {0.0, 0.0, most}}, {"residual_norm", norm}};
 }

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -36,7 +37,8 @@ class Driven(nn.Module):
     """An oscillator with a force, and its energy: two states, an input, the time, and an output."""
 
     signature = torchferry.Signature.of(
-        {"x": (), "v": (), "force": (), "t": ()}, {"x_rate": (), "v_rate": (), "energy": ()}
+        {"x": torchferry.TensorSpec("x", unit="m"), "v": torchferry.TensorSpec("v", unit="m/s"), "force": (), "t": ()},
+        {"x_rate": (), "v_rate": (), "energy": ()},
     )
 
     def __init__(self):
@@ -56,7 +58,11 @@ def kernels(shared: Path, solid: Path) -> dict[str, Path]:
         (folder / "driven.py").write_text(DRIVEN)
         with skip_checks():
             torchferry.export(
-                f"{folder / 'driven.py'}:Driven", output=folder / "driven", formats="c", derivatives="*_rate:*"
+                f"{folder / 'driven.py'}:Driven",
+                output=folder / "driven",
+                formats="c",
+                derivatives="*_rate:*",
+                units=["energy=J", "stiffness=s^-2", 'force=N "<&>"'],
             )
         for name in ("robertson", "rates"):
             assert run(["convert", str(ARTIFACTS / f"{name}.pt"), "--to", "c", "-o", str(folder / name)]) == 0
@@ -151,6 +157,19 @@ def test_a_step_without_a_result_is_discarded(point_kernels, tmp_path):
     assert step(0.5) == 0
     assert math.isclose(read("stress[1]"), 2 * stress, rel_tol=1e-9)
     library.fmi2FreeInstance(instance)
+
+
+@pytest.mark.parametrize("version", ["3.0", "2.0"])
+def test_the_description_has_units(wrap_fmu, version):
+    root = ElementTree.parse(wrap_fmu("driven", version).folder / "modelDescription.xml").getroot()
+    declared = [unit.attrib["name"] for unit in root.iterfind("UnitDefinitions/Unit")]
+    assert sorted(declared) == ["J", 'N "<&>"', "m", "m/s", "s^-2"]
+    numbers = {v.attrib["name"]: v if version == "3.0" else v[0] for v in root.iterfind("ModelVariables/*")}
+    units = {name: number.attrib.get("unit", "") for name, number in numbers.items()}
+    expected = {"x": "m", "v": "m/s", "energy": "J", "stiffness": "s^-2", "force": 'N "<&>"', "time": "", "x_rate": ""}
+    assert units.items() >= expected.items()
+    without = wrap_fmu("robertson", version).folder / "modelDescription.xml"
+    assert not re.search("unit=|UnitDefinitions", without.read_text())
 
 
 def test_what_does_not_fit(kernels, tmp_path, capfd):

@@ -86,6 +86,24 @@ def test_a_shape_or_dtype_that_does_not_fit(spec):
         ComposedModel(parts)
 
 
+def test_units_that_differ():
+    def compose(*units):
+        names = [("x", "stress"), ("stress", "y"), ("stress", "z")]
+        specs = [(TensorSpec(a, unit=u if a == "stress" else ""), TensorSpec(b, unit=u if b == "stress" else ""))
+                 for (a, b), u in zip(names, units, strict=True)]  # fmt: skip
+        parts = [
+            Part(nn.Identity(), {a.name: a}, {b.name: b}, name=name) for name, (a, b) in zip("abc", specs, strict=True)
+        ]
+        return ComposedModel(parts, additional_outputs=["stress"]).signature.outputs[0].unit
+
+    assert compose("MPa", "N/mm^2", "") == "MPa"
+    assert compose("", "MPa", "MPa") == "MPa"
+    with pytest.raises(UsageError, match=r"'stress' has two units(.|\n)*Pa in 'b'(.|\n)*MPa as in 'a'"):
+        compose("MPa", "Pa", "")
+    with pytest.raises(UsageError, match=r"Pa in 'c'(.|\n)*MPa as in 'b'"):
+        compose("", "MPa", "Pa")
+
+
 def test_two_takers_must_agree():
     parts = [part("one", {"x": (2,)}, {"a": ()}), part("two", {"x": (3,)}, {"b": ()})]
     with pytest.raises(UsageError, match="'x' does not fit"):

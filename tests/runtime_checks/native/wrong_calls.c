@@ -147,6 +147,10 @@ static void names(void) {
   REFUSE(TF_ERROR_ARGUMENT, tf_size_name(model, 0, &text), "'index'");
   REFUSE(TF_ERROR_ARGUMENT, tf_size_count(model, NULL), "'count'");
   REFUSE(TF_ERROR_ARGUMENT, tf_parameter(model, 2, &variable), "'index'");
+  REFUSE(TF_ERROR_ARGUMENT, tf_input_unit(model, NULL, 3, &text), "'index'");
+  REFUSE(TF_ERROR_ARGUMENT, tf_output_unit(model, NULL, 0, NULL), "'unit'");
+  REFUSE(TF_ERROR_NAME, tf_output_unit(model, "backward", 0, &text), "'backward'");
+  REFUSE(TF_ERROR_ARGUMENT, tf_parameter_unit(model, -1, &text), "'index'");
   REFUSE(TF_ERROR_NAME, tf_call_named(model, NULL, 3, unknown, in, 3, outputs, out), "'strain'");
   REFUSE(TF_ERROR_NAME, tf_call_named(model, NULL, 3, twice, in, 3, outputs, out), "'v' is given twice");
   REFUSE(TF_ERROR_ARGUMENT, tf_call_named(model, NULL, 3, holes, in, 3, outputs, out), "input_names[1]");

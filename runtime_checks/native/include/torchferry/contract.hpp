@@ -19,6 +19,7 @@ struct Variable {
   std::vector<int64_t> shape;  ///< without the batch; -1 - k is the open size k of `Contract::sizes`
   tf_dtype dtype = TF_FLOAT64;
   std::string type;  ///< Scalar, SR2, ...
+  std::string unit;  ///< "MPa", "1" without a dimension; empty where nobody has said it
 };
 
 /// An output of a method. A Jacobian block d `name` / d `by` has the output's shape, then the input's.
@@ -27,6 +28,7 @@ struct Output {
   std::optional<std::string> by;
   std::vector<int64_t> shape;
   tf_dtype dtype = TF_FLOAT64;
+  std::string unit;  ///< of a block the quotient: "MPa/(mm)"
 
   /// "stress", or "stress/strain" for a block.
   std::string label() const { return by ? name + "/" + *by : name; }
@@ -43,6 +45,7 @@ struct Parameter {
   std::string name;  ///< dotted attribute path in the file
   std::vector<int64_t> shape;
   tf_dtype dtype = TF_FLOAT64;
+  std::string unit;
 };
 
 /// The values of an input that were checked, both ends included.

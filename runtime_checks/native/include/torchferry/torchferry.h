@@ -161,6 +161,11 @@ TF_API tf_status tf_output_count(tf_model model, const char* method, int32_t* co
 TF_API tf_status tf_output(tf_model model, const char* method, int32_t index, tf_variable* variable);
 TF_API tf_status tf_parameter_count(tf_model model, int32_t* count);
 TF_API tf_status tf_parameter(tf_model model, int32_t index, tf_variable* variable);
+/* The unit of its numbers: "MPa", of a Jacobian block "MPa/(mm)", "1" without a dimension. Empty where nobody has said
+ * it, and for tangents and cotangents. */
+TF_API tf_status tf_input_unit(tf_model model, const char* method, int32_t index, const char** unit);
+TF_API tf_status tf_output_unit(tf_model model, const char* method, int32_t index, const char** unit);
+TF_API tf_status tf_parameter_unit(tf_model model, int32_t index, const char** unit);
 
 /* Inputs and outputs in the contract's order. Batches of inputs broadcast; an output has the batch of all of them.
  * A batch of zero elements is a call like any other. Outputs may be the memory of inputs, but share none with each

@@ -1,0 +1,82 @@
+"""Units of variables and parameters in the contract only: ``--unit 'stress=MPa'``."""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from exporter.archive.contract import Contract, Finding
+from exporter.archive.contract_text import check_name
+from exporter.common.errors import UsageError, suggest_names
+from exporter.common.units import is_known
+
+CHECK = "units"
+
+
+@dataclass(frozen=True)
+class UnitRule:
+    """A rule that variables and parameters of a name, or those that a glob matches, have a unit."""
+
+    pattern: str
+    unit: str
+
+    @classmethod
+    def parse(cls, text: str) -> UnitRule:
+        """Parse ``NAME=UNIT``. Raises ``UsageError``."""
+        pattern, equals, unit = text.rpartition("=")
+        if not (equals and pattern and unit.strip()):
+            expected, mend = "NAME=UNIT, as 'stress=MPa' or '*strain=1'", "1 is the unit of what has no dimension"
+            raise UsageError("a unit is not understood", where="--unit", got=text, expected=expected, mend=mend)
+        check_name(unit.strip(), f"the unit of {pattern!r}")
+        return cls(pattern, unit.strip())
+
+
+def assign_units(contract: Contract, rules: Sequence[UnitRule]) -> Contract:
+    """Return the contract with the units that rules give, and a finding for each unit that is compared as text alone.
+
+    A name in full goes before globs, and among globs the first that matches; a unit of the model's author stays where
+    no rule says another.
+
+    Raises ``UsageError`` for a rule that matches nothing, and for two units of one name."""
+    specs = (*contract.inputs, *contract.outputs, *contract.parameters)
+    units = _choose_units(rules, list(dict.fromkeys(spec.name for spec in specs)))
+    contract = dataclasses.replace(
+        contract,
+        inputs=tuple(dataclasses.replace(s, unit=units.get(s.name, s.unit)) for s in contract.inputs),
+        outputs=tuple(dataclasses.replace(s, unit=units.get(s.name, s.unit)) for s in contract.outputs),
+        parameters=tuple(dataclasses.replace(s, unit=units.get(s.name, s.unit)) for s in contract.parameters),
+    )
+    return dataclasses.replace(contract, findings=(*contract.findings, *_find_unknown(contract)))
+
+
+def _choose_units(rules: Sequence[UnitRule], names: Collection[str]) -> Mapping[str, str]:
+    """Return units by name."""
+    exact, by_glob = dict[str, str](), dict[str, str]()
+    for rule in rules:
+        where = f"--unit {rule.pattern}={rule.unit}"
+        if rule.pattern in names:
+            if exact.setdefault(rule.pattern, rule.unit) != rule.unit:
+                what, got = f"{rule.pattern!r} has two units", f"{exact[rule.pattern]} and {rule.unit}"
+                raise UsageError(what, where=where, got=got, expected="one", mend="leave one of them out")
+            continue
+        matches = fnmatch.filter(names, rule.pattern)
+        if not matches:
+            what, mend = "a unit matches no variable and no parameter", "name one that the contract has"
+            raise UsageError(what, where=where, expected=suggest_names(rule.pattern, names), mend=mend)
+        for name in matches:
+            by_glob.setdefault(name, rule.unit)
+    return by_glob | exact
+
+
+def _find_unknown(contract: Contract) -> tuple[Finding, ...]:
+    names = dict[str, list[str]]()
+    for spec in (*contract.inputs, *contract.outputs, *contract.parameters):
+        if spec.unit:
+            names.setdefault(spec.unit, []).append(spec.name)
+    return tuple(
+        Finding(CHECK, f"{unit} of {', '.join(owners)}", reason="pint does not know it: it fits the same text alone")
+        for unit, owners in names.items()
+        if not is_known(unit)
+    )
