@@ -174,7 +174,7 @@ def export(
         inputs: A file of warmup inputs (``.pt``, ``.npz``, ``.json``), or a dict of example tensors by name, each of
             shape ``(*batch, *shape)``.
         seed: The seed of all random draws.
-        runtimes: Where the archive is verified: ``"python"``, ``"libtorch"``, or both.
+        runtimes: Where the archive is verified: ``"python"``, ``"libtorch"``, ``"interpreter"``, or several.
         devices: On what it is verified: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, or several.
         allow: Findings of the soundness gate that may pass, each as ``"CHECK:REASON"``.
         derivatives: Blocks of the Jacobian, each ``"OUT:BY"`` with globs, or ``"all"``: the file then has a method

@@ -32,7 +32,7 @@ class Format:
 FORMATS = {
     f.name: f
     for f in (
-        Format("pt", ".pt", ("python", "libtorch", "c"), pt_archive.read),
+        Format("pt", ".pt", ("python", "libtorch", "interpreter", "c"), pt_archive.read),
         Format("onnx", ".onnx", ("onnxruntime",), onnx_container.read, "onnx.OnnxBackend"),
         Format("pt2", ".pt2", ("aoti", "libtorch"), pt_archive.read, "torch_export.CompiledBackend"),
         Format("program", ".program.pt2", ("program",), pt_archive.read, "torch_export.ProgramBackend"),

@@ -1,4 +1,5 @@
-"""Runner of an archive in a fresh Python process that can import the standard library and torch, and nothing else."""
+"""Runner of an archive in a fresh Python process that can import the standard library and torch, and nothing else but,
+without TorchScript, what of torchferry reads and evaluates an archive."""
 
 from __future__ import annotations
 
@@ -18,13 +19,16 @@ from runtime_checks.runners import fork_server
 from runtime_checks.runners.base import Call, CallResult, Run
 from runtime_checks.runners.call_files import write_calls
 from runtime_checks.runners.fork_server import TORCH_AND_ITS_OWN
-from runtime_checks.runners.subprocesses import MEMORY, check_limits, make_early_end_error
+from runtime_checks.runners.subprocesses import MEMORY, check_limits, find_package_folders, make_early_end_error
 
 # Methods of a graph of at least so many nodes run side by side: torch's optimiser takes tenths of a second for each.
 LEAST_SHARED_NODES = 500
 # Calls of one method run side by side if they take longer than this: a process costs some hundredths of a second.
 LEAST_SHARED_SECONDS = 0.3
-GRAPHS, CODE, PROGRAMS = "graphs", "code", "programs"
+GRAPHS, CODE, PROGRAMS, RECORDS = "graphs", "code", "programs", "records"
+# What reads an archive and evaluates its records: the exporter's lower floors, and the packages that these import.
+_READER = ("exporter", "pydantic", "pydantic_core", "annotated_types", "typing_inspection", "typing_extensions")
+_FLOORS, _FLOOR_OF_MODELS = {"exporter": ("common", "archive", "saved_code")}, "exporter.model"
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,7 @@ class PythonRunner:
     memory: float = MEMORY
     device: str = "cpu"
     name: str = "python"
-    # What the file holds: graphs, compiled code or programs.
+    # What runs of the file: graphs by TorchScript, compiled code, programs, or its records by the interpreter.
     holds: str = GRAPHS
     # Whether compiled code checks the shapes of its inputs.
     guarded: bool = False
@@ -53,7 +57,11 @@ class PythonRunner:
             names = ("calls.pt", "results.pt", "evidence.json", "said.txt")
             calls_file, results_file, evidence_file, log_file = (folder / name for name in names)
             write_calls(calls, calls_file)
-            source = {contract.source.library, *contract.source.refused_imports} - {""} if contract else set()
+            source = {contract.source.library, *contract.source.refused_imports} - {""} if contract else set[str]()
+            further, parts = dict[str, str](), dict[str, tuple[str, ...]]()
+            if self.holds == RECORDS:
+                further, parts = find_package_folders(_READER), _FLOORS
+                source = source - {*_READER} | {_FLOOR_OF_MODELS}
             job: dict[str, object] = {
                 "archive": str(path.resolve()),
                 "folder": str(folder),
@@ -73,6 +81,8 @@ class PythonRunner:
                 "holds": self.holds,
                 "script_loading": script_loading.__file__,
                 "guarded": self.guarded,
+                "further_packages": further,
+                "parts": parts,
                 "jobs": self.jobs if self.device == "cpu" and self.holds == GRAPHS else 1,
             }
             with fork_server.shared_fork_server() as server:

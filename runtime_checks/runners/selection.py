@@ -9,6 +9,7 @@ import torch
 
 from exporter.archive.formats import FORMATS, KERNELS
 from exporter.common.errors import MissingRuntimeError, UsageError, suggest_names
+from exporter.common.torch_internals import HAS_TORCH_SCRIPT, require_torch_script
 from runtime_checks import native_build
 from runtime_checks.options import VerifyOptions
 from runtime_checks.runners import onnxruntime_runner
@@ -17,7 +18,7 @@ from runtime_checks.runners.kernel_runner import CudaRunner, KernelRunner
 from runtime_checks.runners.libtorch_runner import LibtorchRunner
 from runtime_checks.runners.onnxruntime_runner import OnnxRuntimeRunner
 from runtime_checks.runners.package_runner import PackageRunner
-from runtime_checks.runners.python_runner import PROGRAMS, PythonRunner
+from runtime_checks.runners.python_runner import PROGRAMS, RECORDS, PythonRunner
 
 
 @dataclass(frozen=True)
@@ -29,9 +30,12 @@ class Limits:
     jobs: int
 
 
+# Runs where there is no TorchScript.
+INTERPRETER = "interpreter"
 # What makes the runner of a runtime from the limits, and a device.
 RUNTIMES: dict[str, Callable[[Limits, str], Runner]] = {
     "python": lambda limits, device: PythonRunner(limits.seconds, limits.memory, device, jobs=limits.jobs),
+    INTERPRETER: lambda limits, device: PythonRunner(limits.seconds, limits.memory, device, INTERPRETER, RECORDS),
     "libtorch": lambda limits, device: LibtorchRunner(limits.seconds, device, memory=limits.memory),
     "onnxruntime": lambda limits, device: OnnxRuntimeRunner(limits.seconds, device, memory=limits.memory),
     "aoti": lambda limits, device: PackageRunner(PythonRunner(limits.seconds, limits.memory, device)),
@@ -49,6 +53,8 @@ def select_runners(options: VerifyOptions, format_name: str = "pt") -> tuple[Run
     name, ``MissingRuntimeError`` for a runtime that is not here."""
     takes, usual = FORMATS[format_name].runtimes, FORMATS[format_name].usual
     names = options.runtime_names if options.runtimes else takes[:usual]
+    if not options.runtimes and names == ("python",) and not HAS_TORCH_SCRIPT:
+        names = (INTERPRETER,)
     for name in names:
         if name not in RUNTIMES:
             raise UsageError(f"there is no runtime {name!r}", where="--runtime", expected=suggest_names(name, RUNTIMES))
@@ -66,6 +72,8 @@ def select_runners(options: VerifyOptions, format_name: str = "pt") -> tuple[Run
         _check_device(device, [name for name, named_device in pairs if named_device == device])
     if "libtorch" in names:
         native_build.build(announce=options.progress)
+    if "python" in names:
+        require_torch_script()
     limits = Limits(options.time_limit, options.memory_limit * 2**30, options.jobs)
     runners = tuple(RUNTIMES[name](limits, device) for name, device in pairs)
     if not runners:

@@ -101,6 +101,21 @@ def test_the_engine_is_said():
     assert result == ["rates.pt runs in Python: this torch has no TorchScript: a kernel of it is faster"]
 
 
+def test_a_file_is_verified_there():
+    result = run_without(
+        """
+        report = torchferry.verify(sys.argv[1])
+        try:
+            torchferry.verify(sys.argv[1], runtimes="python")
+        except MissingRuntimeError as error:
+            print(json.dumps([report.passed, [leg.name for leg in report.legs], str(error)]))
+        """,
+        ARTIFACTS / "return_map.pt",
+    )
+    assert result[:2] == [True, ["interpreter, cpu"]]
+    assert result[2].startswith("this torch has no TorchScript")
+
+
 def convert_without(name: str, kind: str, output: Path) -> bool:
     """Convert an artifact in such a process; return whether it is verified."""
     code = "print(json.dumps(torchferry.convert(sys.argv[1], sys.argv[3], to=sys.argv[2]).report.passed))"

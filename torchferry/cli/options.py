@@ -71,7 +71,7 @@ ParameterOption = Annotated[
 TimingsOption = Annotated[bool, Option("--timings", help="Print the seconds of each stage.")]
 OpsetOption = Annotated[int, Option(help="ONNX's version of operators.")]
 ReduceOption = Annotated[str, Option(help="For a kernel: all, or none for Newton loops that solve for every unknown.")]
-RuntimeOption = Annotated[str, Option(help="Where it is verified: python, libtorch, or both.")]
+RuntimeOption = Annotated[str, Option(help="Where it is verified: python, libtorch, interpreter, or several.")]
 DeviceOption = Annotated[str, Option(help="On what: cpu, cuda, cuda:1, or several.")]
 TimeLimitOption = Annotated[float, Option(help="Seconds for each process that runs it.")]
 MemoryLimitOption = Annotated[float, Option(help="GiB for the process that verifies.")]

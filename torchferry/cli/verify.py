@@ -24,7 +24,10 @@ from torchferry.cli.startup import pause_collection
 def command(
     path: Annotated[Path, Argument(help="An archive, or an ONNX container.", metavar="ARCHIVE")],
     runtime: Annotated[
-        str, Option(help="Where it runs: python, libtorch, several; c: the kernel in it. Default: the usual one.")
+        str,
+        Option(
+            help="Where it runs: python, libtorch, interpreter (without TorchScript), several; c: the kernel in it."
+        ),
     ] = "",
     device: DeviceOption = "cpu",
     time_limit: TimeLimitOption = 600.0,

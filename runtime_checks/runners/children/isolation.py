@@ -14,14 +14,17 @@ def is_standard(name):
 
 
 class PackageFinder:
-    """A meta path finder: the standard library, and some packages from their folders. No other name is found."""
+    """A meta path finder: the standard library, and some packages from their folders. No other name is found, and of a
+    package that has ``parts`` no others."""
 
-    def __init__(self, packages):
-        self.packages = packages
+    def __init__(self, packages, parts):
+        self.packages, self.parts = packages, parts
 
     def find_spec(self, name, path=None, target=None):
         """Return the spec of an allowed module, else None."""
-        top = name.partition(".")[0]
+        top, _, rest = name.partition(".")
+        if rest and top in self.parts and rest.partition(".")[0] not in self.parts[top]:
+            return None
         if is_standard(top):
             return importlib.machinery.PathFinder.find_spec(name, path, target)
         if top in self.packages:
@@ -30,11 +33,13 @@ class PackageFinder:
         return None
 
 
-def guard_imports(packages):
-    """Let this process import the standard library and these packages, a dict of folders by name, and no others."""
+def guard_imports(packages, parts=None):
+    """Let this process import the standard library and these packages, a dict of folders by name, and no others.
+
+    Of a package in ``parts`` only the modules that are listed there can be imported. Both may be added to later."""
     # Replaces the finder that searches the whole path.
     sys.meta_path.remove(importlib.machinery.PathFinder)
-    sys.meta_path.append(PackageFinder(packages))
+    sys.meta_path.append(PackageFinder(packages, parts if parts is not None else {}))
 
 
 def try_imports(names):

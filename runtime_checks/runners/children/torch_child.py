@@ -1,4 +1,5 @@
-"""The processes of ``PythonRunner``: standard library and torch only, so nothing of torchferry is imported here.
+"""The processes of ``PythonRunner``: standard library and torch only, so nothing of torchferry is imported here, but
+for what evaluates an archive without TorchScript.
 
 The first one imports torch, which takes a second, and nothing else; it forks one for each job, whose memory, modules
 and end are its own. Its argument lists the packages that may be imported; it reads jobs from standard input, each a
@@ -6,11 +7,14 @@ line of JSON, and prints the exit code of each job's process. That process write
 its output before an early end, and the evidence of isolation: the outcome of importing the source library, the import
 path, foreign modules (none)."""
 
+import contextlib
 import functools
 import gc
+import importlib
 import io
 import json
 import os
+import pathlib
 import runpy
 import select
 import signal
@@ -133,8 +137,34 @@ class PackageModule:
         return tuple(self.calls[method](arguments))
 
 
+class RecordsModule:
+    """The methods of an archive, read from its records and evaluated by torchferry, with the interface of a module."""
+
+    def __init__(self, archive, device):
+        pt_archive = importlib.import_module("exporter.archive.pt_archive")
+        opened = pt_archive.read(pathlib.Path(archive))
+        self.methods = list(opened.contract.methods)
+        self.saved = importlib.import_module("exporter.saved_code.saved_module").SavedModule(opened, device)
+        self.saved.prepare(self.methods)
+
+    def named_parameters(self):
+        """Return the parameters by name."""
+        return list(self.saved.named_parameters.items())
+
+    def to(self, device):
+        """Move all tensors to a device."""
+        self.saved.to(device)
+        return self
+
+    def run(self, method, inputs):
+        """Run a method and return its outputs as a tuple."""
+        return tuple(self.saved.run(method, inputs))
+
+
 def load_module(job):
     """Load the module or package of the job."""
+    if job["holds"] == "records":
+        return RecordsModule(job["archive"], job["device"])
     if job["holds"] != "graphs":
         return PackageModule(job)
     return load_script(job, job["device"])
@@ -145,8 +175,18 @@ def load_script(job, device):
     return load_file(job["script_loading"]).load_script(job["archive"], device).eval()
 
 
-def call_package(module, method, *inputs):
-    """Call a method of a package."""
+def list_script_methods(module):
+    """List the methods of a TorchScript module."""
+    return list(module._c._method_names())
+
+
+def load_on_cpu(job):
+    """Load the module of the job on the CPU, to be moved."""
+    return RecordsModule(job["archive"], "cpu") if job["holds"] == "records" else load_script(job, "cpu")
+
+
+def call_method(module, method, *inputs):
+    """Call a method of what is no module of TorchScript."""
     return module.run(method, inputs)
 
 
@@ -181,17 +221,24 @@ class JobCalls:
     def choose_function(self, method, from_cpu):
         """Return the function to call: of the module, or of one that was loaded on the CPU and then moved."""
         if from_cpu and self.moved is None:
-            self.moved = load_script(self.job, "cpu").to(self.device)
-        if isinstance(self.module, PackageModule):
-            return functools.partial(call_package, self.module, method)
-        return getattr(self.moved if from_cpu else self.module, method)
+            self.moved = load_on_cpu(self.job).to(self.device)
+        module = self.moved if from_cpu else self.module
+        is_script = not isinstance(module, (PackageModule, RecordsModule))
+        return getattr(module, method) if is_script else functools.partial(call_method, module, method)
+
+    def choose_executor(self):
+        """Return the context in which TorchScript's optimiser is on or off; one without effect for all else."""
+        if self.job["holds"] == "records":
+            return contextlib.nullcontext()
+        from torch.jit._fuser import optimized_execution
+
+        return optimized_execution(self.optimised)
 
     def compute(self, function, placed, seeds, wrt):
         """Return the outputs as a tuple of tensors on the device; raise if they are not."""
         import torch
-        from torch.jit._fuser import optimized_execution
 
-        with torch.inference_mode(not seeds), optimized_execution(self.optimised):
+        with torch.inference_mode(not seeds), self.choose_executor():
             if seeds:
                 leaves = [self.parameters[name] for name in wrt]
                 seeds = [copy_to_device(self.device, s) for s in seeds]
@@ -339,9 +386,9 @@ def perform_job(job):
     else:
         parameters = [(n, list(p.shape), str(p.dtype)) for n, p in module.named_parameters()]
         evidence["parameters"] = [[n, shape, dtype.removeprefix("torch.")] for n, shape, dtype in parameters]
-        compiled = isinstance(module, PackageModule)
-        evidence["methods"] = module.methods if compiled else list(module._c._method_names())
-        evidence["nodes"] = 0 if compiled else package_loading.count_graph_nodes(module)
+        is_script = job["holds"] == "graphs"
+        evidence["methods"] = list_script_methods(module) if is_script else module.methods
+        evidence["nodes"] = package_loading.count_graph_nodes(module) if is_script else 0
         evidence["optimised"] = evidence["nodes"] <= job["largest_optimised"]
         calls = torch.load(job["calls"], weights_only=True)
         # A process that was forked from one that has used a GPU cannot use it.
@@ -386,8 +433,8 @@ def wait_for_job(number):
 
 def serve():
     """Fork a process for each job from standard input and print its exit code."""
-    packages = json.loads(sys.argv[1])
-    isolation.guard_imports(packages)
+    packages, parts = json.loads(sys.argv[1]), {}
+    isolation.guard_imports(packages, parts)
     warnings.simplefilter("ignore")
     # Nearly all objects of an import stay: garbage collections would look at them again and again, there and in forks.
     gc.disable()
@@ -399,7 +446,11 @@ def serve():
     for line in sys.stdin:
         number = os.fork()
         if number == 0:
-            run_job({**json.loads(line), "packages": packages})
+            job = json.loads(line)
+            # The guard of this process alone knows them from now on.
+            packages.update(job["further_packages"])
+            parts.update(job["parts"])
+            run_job({**job, "packages": packages})
         print(wait_for_job(number), flush=True)
 
 

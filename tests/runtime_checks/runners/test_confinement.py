@@ -120,7 +120,7 @@ def path(runtime, request, tmp_path) -> Path:
     return request.getfixturevalue("compiled_robertson") if runtime == "aoti" else ROBERTSON
 
 
-@pytest.mark.parametrize("runtime", ["python", "libtorch", "onnxruntime", "c", "aoti"])
+@pytest.mark.parametrize("runtime", ["python", "libtorch", "interpreter", "onnxruntime", "c", "aoti"])
 def test_every_runtime_is_confined(runtime, path):
     (leg,) = torchferry.verify(path, runtimes=runtime).legs
     report = leg.evidence["confinement"]
@@ -129,7 +129,7 @@ def test_every_runtime_is_confined(runtime, path):
     assert check.verdict == (NOT_RUN if report["missing"] else PASSED)
 
 
-@pytest.mark.parametrize("runtime", ["python", "libtorch", "onnxruntime", "c"])
+@pytest.mark.parametrize("runtime", ["python", "libtorch", "interpreter", "onnxruntime", "c"])
 def test_every_runtime_has_a_limit_of_memory(runtime, path):
     with pytest.raises(torchferry.ArchiveError, match=r"ended early|MemoryError"):
         torchferry.verify(path, runtimes=runtime, memory_limit=0.02)

@@ -144,7 +144,7 @@ import sys
 from runtime_checks.runners import fork_server
 with fork_server.shared_fork_server() as server:
     job = {"said": sys.argv[1], "archive": sys.argv[2], "holds": "graphs", "device": "cpu", "memory": 2**34,
-           "folder": os.path.dirname(sys.argv[1])}
+           "folder": os.path.dirname(sys.argv[1]), "further_packages": {}, "parts": {}}
     job["script_loading"] = sys.argv[3]
     server._ensure_started()
     print(server._process.pid, flush=True)
