@@ -451,8 +451,8 @@ def verify(
 
     Args:
         path: An archive, or a container of another format.
-        runtimes: Where it runs: ``"python"``, ``"libtorch"``, ``"c"`` (the kernel in an archive); by default the usual
-            one.
+        runtimes: Where it runs: ``"python"``, ``"libtorch"``, ``"interpreter"`` (without TorchScript), ``"c"`` (the
+            kernel in an archive); by default the usual one.
         devices: On what: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, or several.
         time_limit: Seconds for each process.
         memory_limit: GiB for each process.

@@ -53,7 +53,8 @@ def evaluate(
 
     Returns:
         A dataset of the outputs, with the dimensions and coordinates of the elements, and the variable ``status``: 0
-        for an element that has numbers, -1 where it has none, what ``newton_info`` says where a solver has failed.
+        for an element that has numbers, -1 where it has none, what ``newton_info`` says where a solver has failed. Its
+        attribute ``unchecked_units`` names the inputs whose units the dataset does not say.
 
     Raises:
         UsageError: A name, a shape, a dtype or a unit does not fit.
@@ -89,15 +90,17 @@ def evaluate(
         output_core_dims=[*(list(output.dims) for output in binding.outputs), []],
         output_dtypes=[*(output.dtype for output in binding.outputs), "int8"],
         dask="parallelized",
+        # The attributes of inputs say nothing of outputs.
+        keep_attrs=False,
         dask_gufunc_kwargs={
             "output_sizes": {d: n for o in binding.outputs for d, n in zip(o.dims, o.shape, strict=True)}
         },
     )
     for output, values in zip(binding.outputs, results, strict=False):
         values.attrs.update(output.attributes)
-    return xarray_package.Dataset(
-        dict(zip([*(output.name for output in binding.outputs), STATUS], results, strict=True))
-    )
+    named = dict(zip([*(output.name for output in binding.outputs), STATUS], results, strict=True))
+    unchecked = binding.unchecked_units
+    return xarray_package.Dataset(named, attrs={"unchecked_units": ", ".join(unchecked)} if unchecked else {})
 
 
 def evaluate_to_file(

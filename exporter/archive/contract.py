@@ -17,7 +17,14 @@ from typing import Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
-from exporter.archive.contract_text import check_limits, check_name, describe_invalid, is_identifier, parse_strictly
+from exporter.archive.contract_text import (
+    check_limits,
+    check_name,
+    check_unit,
+    describe_invalid,
+    is_identifier,
+    parse_strictly,
+)
 from exporter.archive.format_limits import MAX_RELATIVE_TOLERANCE
 from exporter.archive.tensor_spec import Signature, StrictlyRead, TensorSpec, check_dtype
 from exporter.common.errors import ArchiveError, SchemaError, UsageError, suggest_names
@@ -326,8 +333,7 @@ class Contract(StrictlyRead):
         for parameter in self.parameters:
             check_name(parameter.name, "a parameter")
             check_dtype(parameter.name, parameter.dtype)
-            if parameter.unit:
-                check_name(parameter.unit, f"the unit of {parameter.name!r}")
+            check_unit(parameter.unit, parameter.name)
         for bounds in (*self.tolerance.dtypes.values(), *self.tolerance.outputs.values()):
             bounds.check_range()
         # Applies the same rules to open sizes.

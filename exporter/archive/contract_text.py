@@ -65,6 +65,15 @@ def check_name(name: str, of: str) -> None:
         raise UsageError(f"the name of {of} is not a name", got=got, expected=expected, mend="rename it")
 
 
+def check_unit(unit: str, of: str) -> None:
+    """Raise ``UsageError`` for the unit of a variable that is too long, or does not show as it is; empty is none."""
+    unsafe = find_unsafe(unit, is_name=True)
+    if len(unit) > MAX_NAME or unsafe or unit != unit.strip(" "):
+        got = f"the character {unsafe}" if unsafe else f"{len(unit)} characters, {unit[:20]!r}"
+        expected = f"at most {MAX_NAME} characters, none of them a control character, no space around them"
+        raise UsageError(f"the unit of {of!r} is not a unit", got=got, expected=expected, mend="correct it: 'MPa'")
+
+
 def is_identifier(name: str) -> bool:
     """Return whether every language that a file reaches takes the name as an identifier."""
     return name.isascii() and name.isidentifier()

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from exporter.archive.contract import Contract, Finding
-from exporter.archive.contract_text import check_name
+from exporter.archive.contract_text import check_unit
 from exporter.common.errors import UsageError, suggest_names
 from exporter.common.units import is_known
 
@@ -29,7 +29,7 @@ class UnitRule:
         if not (equals and pattern and unit.strip()):
             expected, mend = "NAME=UNIT, as 'stress=MPa' or '*strain=1'", "1 is the unit of what has no dimension"
             raise UsageError("a unit is not understood", where="--unit", got=text, expected=expected, mend=mend)
-        check_name(unit.strip(), f"the unit of {pattern!r}")
+        check_unit(unit.strip(), pattern)
         return cls(pattern, unit.strip())
 
 
@@ -65,6 +65,9 @@ def _choose_units(rules: Sequence[UnitRule], names: Collection[str]) -> Mapping[
         if not matches:
             what, mend = "a unit matches no variable and no parameter", "name one that the contract has"
             raise UsageError(what, where=where, expected=suggest_names(rule.pattern, names), mend=mend)
+        if not any(name not in by_glob for name in matches):
+            what, mend = "a unit has no effect: earlier globs took all of its names", "drop it, or put it first"
+            raise UsageError(what, where=where, got=", ".join(map(repr, matches)), mend=mend)
         for name in matches:
             by_glob.setdefault(name, rule.unit)
     return by_glob | exact

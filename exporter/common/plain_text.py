@@ -10,7 +10,7 @@ import re
 # C0 and C1 controls and DEL, marks and overrides of direction, separators of lines, invisible ones, surrogates.
 _UNSAFE = (
     "\x00-\x1f\x7f-\x9f\u00ad\u034f\u061c\u115f-\u1160\u17b4-\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164"
-    "\ufe00-\ufe0f\ufeff\uffa0\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e0fff"
+    "\ufe00-\ufe0f\ufeff\uffa0\ufff9-\ufffb\ufffe-\uffff\ud800-\udfff\U000e0000-\U000e0fff"
 )
 _UNSAFE_IN_NAME = re.compile(f"[{_UNSAFE}]")
 # A text may have several lines.

@@ -1,26 +1,52 @@
 """Units as texts, such as ``MPa``, ``kg m-3`` and ``1/s``: what they mean, and how one becomes the other, by pint.
 
 Texts are written in the manner of UDUNITS (the CF conventions of climate and forecast data, section 3.1) or of pint:
-names, products by a space, ``*`` or ``.``, quotients by ``/``, whole exponents behind ``^``, ``**`` or nothing. A text
-of another form, and a name that pint does not know, is compared as it stands."""
+names, products by a space, ``*`` or ``.``, quotients by ``/``, exponents behind ``^``, ``**`` or nothing, brackets. A
+text of another form, and a name that pint does not know, is compared as it stands.
+
+A text may be a stranger's. Pint evaluates expressions, and would raise minutes to any power: it is given single names
+here, and what stands around them is read, and multiplied out, by this module."""
 
 from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import pint
 
-# A name with its exponent, the number one, an operator, a bracket. An exponent of more digits no unit has, and a
-# power of a power might be beyond all numbers.
-_TOKEN = re.compile(
-    r"\s*(?:(?P<name>(?:[^\W\d]|[°%])+)|(?P<one>1)(?!\w)|(?P<close>\))|(?P<open>\()|(?P<product>[*.·])|(?P<quotient>/))"
-    r"(?:(?:\s*(?:\*\*|\^)\s*)?(?P<exponent>[+-]?\d{1,2})(?!\d))?\s*"
+# Characters of a text that is read, and of a name in it: pint's search takes the square of the time.
+MAX_LENGTH, MAX_NAME_LENGTH = 200, 40
+# All exponents of a text together: no unit has so many.
+MAX_POWER = 60
+_SUPERSCRIPT_CHARACTERS = "⁻⁺⁰¹²³⁴⁵⁶⁷⁸⁹"
+_SUPERSCRIPTS = str.maketrans(_SUPERSCRIPT_CHARACTERS, "-+0123456789")
+# Micro and mu, ohm and omega, angstrom and the letter that looks like it.
+_SPELLINGS = str.maketrans(
+    {"°": "deg", "\u00b5": "u", "\u03bc": "u", "\u2126": "ohm", "\u03a9": "ohm", "\u212b": "angstrom"}
+    | {"\u00c5": "angstrom"}
+    | dict.fromkeys("·⋅×", " ")
 )
-_NAMES = {"%": "percent", "°C": "degC", "°F": "degF", "°": "degree"}
+_EXPONENT = r"(?:(?:\s*(?:\*\*|\^)\s*)?(?P<exponent>[+-]?\d{1,2}(?:\.\d{1,3})?)(?![\d.]))?"
+_TOKEN = re.compile(
+    r"\s*(?:(?P<name>(?:[^\W\d]|[°%])+)|(?P<unity>1)(?![\w.])|(?P<close>\))|(?P<open>\()|(?P<product>[*.·⋅×])"
+    rf"|(?P<quotient>/)){_EXPONENT}\s*"
+)
+# Names of UDUNITS that pint does not have, and symbols that are no letters.
+_CELSIUS, _FAHRENHEIT = ("°C", "Celsius", "degree_C", "degrees_celsius"), ("°F", "Fahrenheit", "degree_F")
+_NAMES = dict.fromkeys(_CELSIUS, "degC") | dict.fromkeys(_FAHRENHEIT, "degF")
+_NAMES |= {"%": "percent", "°": "degree", "Kelvin": "kelvin"}
+# Pint's millibarn and number of yarn: to others a millibar, and a newton meter.
+_AMBIGUOUS = {"mb", "Nm"}
+# Units of one dimension whose numbers are not of one kind: a hertz is 2 pi radians a second.
+_KINDS = {"radian": "angle", "degree": "angle", "turn": "angle", "revolutions_per_minute": "angle"}
+_KINDS |= {name: name for name in ("hertz", "becquerel", "curie", "gray", "sievert")}
+# The units of differences on scales whose zero is none.
+_DIFFERENCES = dict.fromkeys(("degC", "celsius", "degree_Celsius", *_CELSIUS), "K")
+_DIFFERENCES |= dict.fromkeys(("degF", "fahrenheit", "degree_Fahrenheit", *_FAHRENHEIT), "degR")
 # Of numbers near one: conversions by pint are rounded.
 _ROUNDING = 1e-12
 
@@ -39,15 +65,15 @@ class Conversion:
 
     def describe(self) -> str:
         """Return the conversion as an operation on numbers: ``* 1e-06``."""
-        parts = [f"* {self.factor:g}"] if abs(self.factor - 1) > _ROUNDING else []
-        parts += [f"{'+' if self.offset > 0 else '-'} {abs(self.offset):g}"] if abs(self.offset) > _ROUNDING else []
+        parts = [f"* {self.factor:.12g}"] if abs(self.factor - 1) > _ROUNDING else []
+        parts += [f"{'+' if self.offset > 0 else '-'} {abs(self.offset):.12g}"] if abs(self.offset) > _ROUNDING else []
         return " ".join(parts)
 
 
 def divide_units(of: str, by: str) -> str:
     """Return the unit of a derivative of a variable in the one unit by a variable in the other.
 
-    Without one of them there is none.
+    Without one of them there is none. Derivatives are quotients of differences: those of degrees Celsius are kelvins.
 
     Example:
         ```python
@@ -56,7 +82,14 @@ def divide_units(of: str, by: str) -> str:
     """
     if not of or not by:
         return ""
-    return of if by == "1" else f"{of}/({by})"
+    above, below = _DIFFERENCES.get(of, of), _DIFFERENCES.get(by, by)
+    return above if below == "1" else f"{above}/({below})"
+
+
+def spell_in_ascii(unit: str) -> str:
+    """Return a unit for a text that has no other characters: ``um`` for micrometers, ``m^2`` for square meters."""
+    text = re.sub(f"[{_SUPERSCRIPT_CHARACTERS}]+", lambda match: f"^{match[0].translate(_SUPERSCRIPTS)}", unit)
+    return text.translate(_SPELLINGS)
 
 
 def is_known(unit: str) -> bool:
@@ -81,68 +114,113 @@ def find_conversion(unit: str, wanted: str) -> Conversion | None:
     """
     if unit == wanted:
         return Conversion(1.0, 0.0)
-    import pint
-
     source, target = _parse(unit), _parse(wanted)
-    if source is None or target is None:
+    if source is None or target is None or _have_other_kinds(source, target):
         return None
     try:
-        of_0, of_1, of_2 = (_registry().Quantity(v, source).to(target).magnitude for v in (0.0, 1.0, 2.0))
-    except (pint.PintError, ArithmeticError, ValueError):
+        quantities = [_load_registry().Quantity(value, source.unit).to(target.unit) for value in (0.0, 1.0, 2.0)]
+    except Exception:
+        # Of pint's own errors and of arithmetic beyond a float: either way there is no conversion.
         return None
+    of_0, of_1, of_2 = (float(quantity.magnitude) for quantity in quantities)
     # Decibels become powers by no factor.
     is_linear = abs(of_2 - 2 * of_1 + of_0) <= _ROUNDING * (abs(of_2) + abs(of_1) + abs(of_0))
-    return Conversion(float(of_1 - of_0), float(of_0)) if is_linear else None
+    return Conversion(of_1 - of_0, of_0) if is_linear else None
+
+
+@dataclass(frozen=True)
+class _Parsed:
+    """A unit of pint, and the kinds of what its names count."""
+
+    unit: pint.Unit
+    kinds: frozenset[str]
+
+
+def _have_other_kinds(one: _Parsed, other: _Parsed) -> bool:
+    """Return whether both say what they count, and say different things."""
+    return bool(one.kinds and other.kinds and one.kinds != other.kinds)
 
 
 @functools.cache
-def _registry() -> pint.UnitRegistry:
+def _load_registry() -> pint.UnitRegistry:
     import pint
 
     return pint.UnitRegistry()
 
 
 @functools.lru_cache(maxsize=1024)
-def _parse(text: str) -> pint.Unit | None:
-    """Parse a unit. Only names, whole exponents and operators reach pint, which evaluates whatever numbers it meets."""
-    import pint
-
-    expression = _rewrite(text)
-    if not expression:
+def _parse(text: str) -> _Parsed | None:
+    """Parse a unit; None for what is none."""
+    powers = _read_powers(text)
+    if powers is None:
         return None
+    is_product = len(powers) > 1 or any(power != 1 for power in powers.values())
+    unit, kinds = _load_registry().dimensionless, set[str]()
+    for name, power in powers.items():
+        factor = _find_unit(name, is_product=is_product)
+        if factor is None:
+            return None
+        unit, kinds = unit * factor.unit**power, kinds | (factor.kinds if power else set())
+    # Alone it has to stay what it is: a product of degrees Celsius is one of differences.
+    (single,) = powers if len(powers) == 1 else ("",)
+    return _find_unit(single, is_product=False) if single and not is_product else _Parsed(unit, frozenset(kinds))
+
+
+def _find_unit(name: str, *, is_product: bool) -> _Parsed | None:
+    """Find a name in pint's registry: in a product a unit of differences, where it has one."""
+    if name in _AMBIGUOUS or len(name) > MAX_NAME_LENGTH:
+        return None
+    registry, name = _load_registry(), _NAMES.get(name, name)
     try:
-        return _registry().parse_units(expression)
-    except (pint.PintError, ArithmeticError, ValueError, SyntaxError, TypeError, AssertionError, RecursionError):
+        prefix, base, _ = registry.parse_unit_name(name)[0]
+        symbol = registry.get_symbol(base)
+        singular = name[:-1] if symbol != base and name.endswith(f"{symbol}s") else ""
+        if singular and (prefix, base) == registry.parse_unit_name(singular)[0][:2]:
+            # Pint takes "Pas" for several pascals, which others mean for pascal seconds.
+            return None
+        is_difference = is_product and base in ("degree_Celsius", "degree_Fahrenheit", "degree_Reaumur")
+        unit = registry.parse_units(f"delta_{prefix}{base}" if is_difference else name)
+    except Exception:
+        # Whatever it is that pint does not read here, it is no unit.
         return None
+    return _Parsed(unit, frozenset({_KINDS[base]} if base in _KINDS else ()))
 
 
-def _rewrite(text: str) -> str:
-    """Rewrite a text as an expression of pint; the empty text for what is none."""
-    parts, place, depth = list[str](), 0, 0
-    is_operand = False
+def _read_powers(text: str) -> Mapping[str, float] | None:
+    """Return the exponent of each name; None for a text that is no product of powers of names."""
+    text = text.translate(_SUPERSCRIPTS)
+    if len(text) > MAX_LENGTH:
+        return None
+    powers = dict[str, float]()
+    # For each open bracket the names before it, and the sign in front of it.
+    outer: list[tuple[dict[str, float], int]] = []
+    place, sign, is_operand = 0, 1, False
     while place < len(text):
         match = _TOKEN.match(text, place)
         if match is None:
-            return ""
-        place = match.end()
-        name, exponent = match["name"], match["exponent"]
-        if match["product"] or match["quotient"]:
-            if not is_operand or exponent:
-                return ""
-            parts.append("/" if match["quotient"] else "*")
-            is_operand = False
-            continue
-        if match["close"]:
-            depth -= 1
-            if not is_operand or depth < 0:
-                return ""
-        elif is_operand:
-            parts.append("*")
-        if match["open"]:
-            depth += 1
-            if exponent:
-                return ""
-        is_operand = not match["open"]
-        parts.append(_NAMES.get(name, name) if name else match["one"] or match["close"] or match["open"])
-        parts += [f"**{int(exponent)}"] if exponent else []
-    return "".join(parts) if is_operand and not depth else ""
+            return None
+        place, power = match.end(), float(match["exponent"] or 1)
+        is_operator = match["product"] or match["quotient"]
+        has_misplaced_exponent = match["exponent"] and (is_operator or match["open"])
+        # To others "g0" is a constant and no power.
+        if ((is_operator or match["close"]) and not is_operand) or has_misplaced_exponent or power == 0:
+            return None
+        if is_operator:
+            sign, is_operand = (-1 if match["quotient"] else 1), False
+        elif match["open"]:
+            outer.append((powers, sign))
+            powers, sign, is_operand = {}, 1, False
+        elif match["close"]:
+            if not outer:
+                return None
+            inner, (powers, sign) = powers, outer.pop()
+            for name, inner_power in inner.items():
+                powers[name] = powers.get(name, 0) + sign * power * inner_power
+            sign = 1
+        else:
+            name = match["name"]
+            powers |= {name: powers.get(name, 0) + sign * power} if name else {}
+            sign, is_operand = 1, True
+        if sum(map(abs, powers.values())) > MAX_POWER:
+            return None
+    return powers if is_operand and not outer else None

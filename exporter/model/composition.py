@@ -14,10 +14,10 @@ from torch import nn
 from exporter.archive.tensor_spec import Signature, TensorSpec
 from exporter.common.errors import UsageError, suggest_names
 from exporter.common.torch_internals import get_tracing_state
-from exporter.common.units import find_conversion
 from exporter.model.argument_binding import BoundForward
 from exporter.model.implicit.implicit_update import ImplicitUpdate
 from exporter.model.jit_marks import mark, mark_either
+from exporter.model.unit_agreement import merge_units
 
 __all__ = ["ComposedModel", "ImplicitUpdate", "Part"]
 
@@ -217,35 +217,20 @@ def _sort_modules(signatures: Mapping[str, Signature], producer: Mapping[str, st
         raise UsageError("the modules form a cycle", where=", ".join(links), expected=expected, mend=mend) from None
 
 
-def _check_units(first_label: str, first: TensorSpec, label: str, spec: TensorSpec) -> None:
-    """Raise ``UsageError`` if two modules have the numbers of a variable in different units."""
-    if not first.unit or not spec.unit:
-        return
-    conversion = find_conversion(first.unit, spec.unit)
-    if conversion is None or not conversion.is_identity:
-        what = f"variable {spec.name!r} has two units"
-        got, expected = f"{spec.unit} in {label!r}", f"{first.unit} as in {first_label!r}"
-        mend = "convert it in one of the modules, or in a module between them"
-        where = f"modules {first_label!r} and {label!r}"
-        raise UsageError(what, where=where, got=got, expected=expected, mend=mend)
-
-
 def _merge_variables(signatures: Mapping[str, Signature]) -> dict[str, TensorSpec]:
     variables: dict[str, tuple[str, TensorSpec]] = {}
-    for label, signature in signatures.items():
-        for spec in (*signature.outputs, *signature.inputs):
-            first_label, first = variables.setdefault(spec.name, (label, spec))
-            if (spec.shape, spec.dtype) != (first.shape, first.dtype):
-                what = f"variable {spec.name!r} does not fit between two modules"
-                got = f"{list(spec.shape)} {spec.dtype} in {label!r}"
-                expected = f"{list(first.shape)} {first.dtype} as in {first_label!r}"
-                raise UsageError(what, where=f"modules {first_label!r} and {label!r}", got=got, expected=expected)
-            _check_units(first_label, first, label, spec)
-            # What one module says of a variable holds for all of them.
-            further = {"type": spec.type} if first.type == "Tensor" else {}
-            further |= {} if first.unit else {"unit": spec.unit}
-            variables[spec.name] = (
-                label if further.get("unit") else first_label,
-                dataclasses.replace(first, **further),
-            )
+    # Who gives a variable says what it is, and the order of the modules does not matter.
+    sides = [[(label, spec) for label in signatures for spec in signatures[label].outputs]]
+    sides += [[(label, spec) for label in sorted(signatures) for spec in signatures[label].inputs]]
+    for label, spec in itertools.chain.from_iterable(sides):
+        first_label, first = variables.setdefault(spec.name, (label, spec))
+        if (spec.shape, spec.dtype) != (first.shape, first.dtype):
+            what = f"variable {spec.name!r} does not fit between two modules"
+            got = f"{list(spec.shape)} {spec.dtype} in {label!r}"
+            expected = f"{list(first.shape)} {first.dtype} as in {first_label!r}"
+            raise UsageError(what, where=f"modules {first_label!r} and {label!r}", got=got, expected=expected)
+        unit = merge_units(first, spec, (first_label, label))
+        # What one module says of a variable holds for all of them.
+        merged = dataclasses.replace(first, unit=unit, type=spec.type if first.type == "Tensor" else first.type)
+        variables[spec.name] = (first_label if first.unit else label, merged)
     return {name: spec for name, (_, spec) in variables.items()}

@@ -12,8 +12,8 @@ from exporter.archive.contract import Contract
 from exporter.archive.tensor_spec import TensorSpec, fits_shape
 from exporter.common.c_text import to_c_identifier
 from exporter.common.errors import UsageError, suggest_names
-from exporter.common.units import find_conversion, is_known
-from runtime_checks.evaluation.data_set import DataSet, Variable
+from exporter.common.units import MAX_LENGTH, find_conversion, is_known
+from runtime_checks.evaluation.data_set import UNITS, DataSet, Variable
 
 if TYPE_CHECKING:
     import numpy
@@ -57,7 +57,7 @@ class Output:
     def attributes(self) -> tuple[tuple[str, str], ...]:
         """Return what a data set says of it."""
         long_name = (("long_name", self.method_name),) if self.method_name != self.name else ()
-        return (*long_name, *((("units", self.unit),) if self.unit else ()))
+        return (*long_name, *(((UNITS, self.unit),) if self.unit else ()))
 
 
 @dataclass(frozen=True)
@@ -245,7 +245,7 @@ def _check_unit(spec: TensorSpec, variable: Variable, where: str) -> None:
         mend = f"convert its numbers in the data set, {variable.name!r} {conversion.describe()}, and its 'units'"
     elif not (is_known(variable.unit) and is_known(spec.unit)):
         mend += ": what pint does not know fits the same text alone"
-    raise UsageError(what, where=where, got=variable.unit, expected=spec.unit, mend=mend)
+    raise UsageError(what, where=where, got=variable.unit[:MAX_LENGTH], expected=spec.unit, mend=mend)
 
 
 def _merge_sizes(

@@ -18,7 +18,7 @@ from exporter.common.errors import OutputError, RunError, TorchferryError, Usage
 from exporter.common.result_log import digest_files
 from runtime_checks.evaluation.binding import STATUS, Binding, BoundInput, bind
 from runtime_checks.evaluation.chunks import Chunk, Grid, find_number, find_place, plan_grid
-from runtime_checks.evaluation.data_set import DataSet, check_whole_numbers
+from runtime_checks.evaluation.data_set import UNITS, DataSet, check_whole_numbers
 from runtime_checks.evaluation.data_sets import open_data_set
 from runtime_checks.evaluation.evaluator import Evaluator, FileRequest
 from runtime_checks.evaluation.result_stores import Layout, ResultStore, StoredVariable, make_store, select_variables
@@ -268,7 +268,7 @@ def _lay_out(binding: Binding, grid: Grid, attributes: tuple[tuple[str, str], ..
     sizes = dict(zip(grid.dims, grid.sizes, strict=True))
     variables = []
     for name, values in list_studies(binding).items():
-        unit = (("units", binding.study_units[name]),) if name in binding.study_units else ()
+        unit = ((UNITS, binding.study_units[name]),) if name in binding.study_units else ()
         variables.append(StoredVariable(name, (name,), values.shape, str(values.dtype), unit))
     for kept in binding.kept:
         dims = tuple(dim for dim in grid.dims if dim in kept.dims)

@@ -15,6 +15,8 @@ NETCDF, PARQUET, ZARR = (".nc", ".nc4", ".netcdf", ".h5"), (".parquet", ".pq"), 
 SUFFIXES = (*ZARR, *NETCDF, *PARQUET)
 # What of torchferry brings the packages that read and write them.
 EXTRA = "data"
+# The attribute that has the unit, by the CF conventions.
+UNITS = "units"
 # Of whole numbers in float64: beyond it some are rounded.
 MAX_EXACT = 2**53
 
@@ -34,7 +36,7 @@ class Variable:
     @property
     def unit(self) -> str:
         """Return the unit that its attributes say, as the CF conventions have it; empty if they say none."""
-        return next((text.strip() for key, text in self.attributes if key == "units"), "")
+        return next((text.strip() for key, text in self.attributes if key == UNITS), "")
 
     @property
     def sizes(self) -> dict[str, int]:

@@ -8,14 +8,14 @@ import bisect
 import importlib
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exporter.common.errors import UsageError, summarize_error
 from exporter.common.optional_packages import import_package
 from runtime_checks.component_names import list_components
-from runtime_checks.evaluation.data_set import EXTRA, Variable, make_read_error
+from runtime_checks.evaluation.data_set import EXTRA, UNITS, Variable, make_read_error
 
 if TYPE_CHECKING:
     import numpy
@@ -67,15 +67,25 @@ class ParquetData:
         dtypes = dict.fromkeys(_name_dtype(_value_type(self._schema.field(column).type)) for column in columns)
         if columns == [name] and not _is_list(field.type):
             shape = ()
-        metadata = {k.decode(errors="replace"): v.decode(errors="replace") for k, v in (field.metadata or {}).items()}
         return Variable(
             name,
             (ROW, *(f"{name}_{k}" for k in range(len(shape)))),
             (self._starts[-1], *shape),
             " and ".join(dtypes),
-            tuple((key, text) for key, text in metadata.items() if not key.startswith("PARQUET:")),
+            self._merge_attributes(name, columns),
             {ROW: self._largest},
         )
+
+    def _merge_attributes(self, name: str, columns: Sequence[str]) -> tuple[tuple[str, str], ...]:
+        """Return what the columns of a variable say of it, in all files. Raises ``UsageError`` for two units."""
+        fields = [file.schema_arrow.field(column) for file in self._files for column in columns]
+        attributes = [_decode(field.metadata or {}) for field in fields]
+        units = dict.fromkeys(a.get(UNITS, "") for a in attributes)
+        if len(units) > 1:
+            what, got = f"the columns of variable {name!r} have several units", ", ".join(u or "none" for u in units)
+            mend = "convert them to one, and say it of each column, in each file"
+            raise UsageError(what, where=self.where, got=got, expected="one", mend=mend)
+        return tuple((key, text) for key, text in attributes[0].items() if not key.startswith("PARQUET:"))
 
     def read(self, variable: Variable, slices: tuple[slice, ...]) -> numpy.ndarray:
         """Read rows of a variable. Raises ``UsageError`` if they cannot be read."""
@@ -128,6 +138,10 @@ class ParquetData:
             return []
         columns = [text for text, _ in list_components(name, [s for s in event_shape if isinstance(s, int)])]
         return columns if set(columns) <= set(self._schema.names) else []
+
+
+def _decode(metadata: Mapping[bytes, bytes]) -> dict[str, str]:
+    return {key.decode(errors="replace"): text.decode(errors="replace") for key, text in metadata.items()}
 
 
 def _copy_columns(table: Any, columns: Sequence[str], target: numpy.ndarray) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from exporter.common.errors import UsageError, summarize_error
 from exporter.common.optional_packages import import_package
-from runtime_checks.evaluation.data_set import EXTRA, Variable, make_read_error
+from runtime_checks.evaluation.data_set import EXTRA, UNITS, Variable, make_read_error
 
 if TYPE_CHECKING:
     import numpy
@@ -42,8 +42,25 @@ class XarrayData:
         # What was selected from a dataset still says how the whole was stored.
         fits = len(chunks) == len(source.dims)
         stored = dict(zip(map(str, source.dims), map(int, chunks), strict=True)) if fits else {}
-        attributes = tuple((str(key), text) for key, text in source.attrs.items() if isinstance(text, str))
-        return Variable(name, tuple(map(str, source.dims)), tuple(source.shape), source.dtype.name, attributes, stored)
+        attributes = {str(key): text for key, text in source.attrs.items() if isinstance(text, str)}
+        if UNITS in source.attrs and UNITS not in attributes:
+            attributes[UNITS] = self._read_unit(name, source.attrs[UNITS])
+        return Variable(
+            name,
+            tuple(map(str, source.dims)),
+            tuple(source.shape),
+            source.dtype.name,
+            tuple(attributes.items()),
+            stored,
+        )
+
+    def _read_unit(self, name: str, value: Any) -> str:
+        """Return a unit that is no text as one: ``1``, or the only text of an array."""
+        items = value.ravel().tolist() if hasattr(value, "ravel") else [value]
+        if len(items) != 1 or not isinstance(items[0], (str, int, float)):
+            what, mend = f"the unit of variable {name!r} is not a text", "write one: .attrs['units'] = 'MPa'"
+            raise UsageError(what, where=self.where, got=str(value), expected="a text, such as 'MPa'", mend=mend)
+        return items[0] if isinstance(items[0], str) else f"{items[0]:g}"
 
     def close(self) -> None:
         """Close the file."""

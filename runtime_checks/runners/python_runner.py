@@ -91,13 +91,22 @@ class PythonRunner:
                 raise make_early_end_error(path, code, text, self.seconds, self.memory)
             evidence = json.loads(evidence_file.read_text())
             if evidence.get("load_error"):
-                what = "the archive does not load without its source library"
-                got = str(evidence["load_error"]).strip().splitlines()[0]
-                mend = "export it again; if it was written elsewhere, compare the torch versions"
-                raise RunError(what, where=str(path), got=got, expected="a file that torch alone loads", mend=mend)
+                raise self._make_load_error(path, str(evidence["load_error"]).strip())
             loaded = torch.load(results_file, weights_only=True)
         results = tuple(_make_result(contract, call, r) for call, r in zip(calls, loaded, strict=True))
         return Run(results, evidence)
+
+    def _make_load_error(self, path: Path, text: str) -> RunError:
+        """Make the error of a file that does not load in its process."""
+        if self.holds == RECORDS:
+            what, expected = "the archive does not load without TorchScript", "code that the interpreter reads"
+            lines = [line.strip() for line in text.splitlines()]
+            got = "; ".join(line for line in lines if not line.startswith("mend: "))
+            mend = "verify it with a torch that has torch.jit"
+        else:
+            what, expected = "the archive does not load without its source library", "a file that torch alone loads"
+            got, mend = text.splitlines()[0], "export it again; if it was written elsewhere, compare the torch versions"
+        return RunError(what, where=str(path), got=got, expected=expected, mend=mend)
 
 
 def _make_result(contract: Contract | None, call: Call, record: dict) -> CallResult:

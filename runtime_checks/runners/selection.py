@@ -70,10 +70,10 @@ def select_runners(options: VerifyOptions, format_name: str = "pt") -> tuple[Run
         pairs = [(name, device) for name, device in pairs if device == "cpu" or name not in ON_CPU] or pairs
     for device in options.device_names:
         _check_device(device, [name for name, named_device in pairs if named_device == device])
-    if "libtorch" in names:
-        native_build.build(announce=options.progress)
     if "python" in names:
         require_torch_script()
+    if "libtorch" in names:
+        native_build.build(announce=options.progress)
     limits = Limits(options.time_limit, options.memory_limit * 2**30, options.jobs)
     runners = tuple(RUNTIMES[name](limits, device) for name, device in pairs)
     if not runners:

@@ -93,7 +93,10 @@ def test_results_have_units(spring, tmp_path, suffix):
 
 def test_lazy_results_have_units(spring):
     results = torchferry.evaluate(spring, make_dataset(x="millimeter", T="kelvin"))
-    assert results.force.attrs == {"units": "N"}
+    # Those of the file, and none of what an input has.
+    assert [results[name].attrs for name in ("force", "status")] == [{"units": "N"}, {}]
+    assert results.attrs == {}
+    assert torchferry.evaluate(spring, make_dataset(T="K")).attrs == {"unchecked_units": "x"}
     expected = 3 * VALUES["x"] * VALUES["T"][:, None] + VALUES["x"] ** 3
     numpy.testing.assert_allclose(results.force.compute(), expected, rtol=1e-14)
 
@@ -121,6 +124,33 @@ def test_another_unit_is_refused(spring, tmp_path, unit, mend):
     assert list(tmp_path.iterdir()) == [data]
 
 
+@pytest.mark.parametrize(("value", "fits"), [(numpy.array(["mm"]), True), (numpy.array(["m"]), False), (1, False)])
+def test_a_unit_that_is_no_text(spring, value, fits):
+    dataset = make_dataset()
+    dataset["x"].attrs["units"] = value
+    if fits:
+        assert torchferry.evaluate(spring, dataset).force.attrs == {"units": "N"}
+        return
+    with pytest.raises(UsageError, match="wrong unit for input 'x'"):
+        torchferry.evaluate(spring, dataset)
+
+
+def test_a_unit_that_is_none(spring):
+    dataset = make_dataset()
+    dataset["x"].attrs["units"] = numpy.array(["mm", "m"])
+    with pytest.raises(UsageError, match="the unit of variable 'x' is not a text"):
+        torchferry.evaluate(spring, dataset)
+
+
+def test_a_text_without_end(spring, tmp_path):
+    """In a data set, whose texts have no limit; the message quotes a part of it."""
+    dataset, text = make_dataset(x="kilo" * 20_000), ""
+    with pytest.raises(UsageError, match="wrong unit for input 'x'") as caught:
+        torchferry.evaluate(spring, dataset)
+    text = str(caught.value)
+    assert len(text) < 1000
+
+
 def test_an_offset_is_no_agreement(spring):
     with pytest.raises(UsageError, match=r"'T' \+ 273.15"):
         torchferry.evaluate(spring, make_dataset(T="degC"))
@@ -129,10 +159,25 @@ def test_an_offset_is_no_agreement(spring):
 def test_columns_of_a_table_have_units(spring, tmp_path):
     data, results = write_data(tmp_path / "data.parquet", VALUES), tmp_path / "out.parquet"
     table = pyarrow.parquet.read_table(data)
-    wrong = [f.with_metadata({"units": "m"} if f.name.startswith("x") else {}) for f in table.schema]
-    pyarrow.parquet.write_table(table.cast(pyarrow.schema(wrong)), data)
-    with pytest.raises(UsageError, match=r"wrong unit for input 'x'"):
-        torchferry.evaluate_to_file(spring, data, results)
+
+    def write(path: Path, **units: str) -> None:
+        fields = [f.with_metadata({"units": units[f.name]} if f.name in units else {}) for f in table.schema]
+        pyarrow.parquet.write_table(table.cast(pyarrow.schema(fields)), path)
+
+    for units, message in (
+        ({"x[0]": "m", "x[1]": "m"}, "wrong unit for input 'x'"),
+        ({"x[0]": "mm", "x[1]": "km"}, "several units"),
+        ({"x[1]": "km"}, "several units"),
+    ):
+        write(data, **units)
+        with pytest.raises(UsageError, match=message):
+            torchferry.evaluate_to_file(spring, data, results)
+    folder = tmp_path / "folder.parquet"
+    folder.mkdir()
+    write(folder / "0.parquet", T="K")
+    write(folder / "1.parquet", T="degC")
+    with pytest.raises(UsageError, match=r"'T' have several units(.|\n)*K, degC"):
+        torchferry.evaluate_to_file(spring, folder, results)
 
 
 def test_what_was_not_compared_is_said(spring, tmp_path, capfd):

@@ -20,6 +20,7 @@ from exporter.backends.c_kernel.expression_graph import BOOL, F64, too_big_error
 from exporter.backends.c_kernel.frame_layout import ARRAYS, LANES, TEMPLATES, MethodCode
 from exporter.backends.c_kernel.lowering import ArchiveLowering, LoweredMethod
 from exporter.common.c_text import escape_comment, to_c_identifier, to_c_identifiers
+from exporter.common.units import spell_in_ascii
 from exporter.graph.loading import LoadedModule
 
 SIZES = {"float64": 8, "float32": 4, "int64": 8, "int32": 4, "bool": 1}
@@ -189,7 +190,7 @@ def _describe_variable(name: str, spec: TensorSpec, slot: int) -> dict[str, Any]
 
 
 def _format_unit(unit: str) -> str:
-    return f", {unit}" if unit else ""
+    return f", {spell_in_ascii(unit)}" if unit else ""
 
 
 def _format_shape(shape: Sequence[Any]) -> str:

@@ -9,6 +9,7 @@ Blondel et al., Efficient and Modular Implicit Differentiation, 2022, eq. 2)."""
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
@@ -24,6 +25,7 @@ from exporter.common.torch_hooks import swap_parameters
 from exporter.model.argument_binding import BoundForward
 from exporter.model.implicit.newton_solver import NewtonSolver, OnFailure, Settings, find_solvers
 from exporter.model.source import Source
+from exporter.model.unit_agreement import merge_units
 
 
 @dataclass(frozen=True)
@@ -133,7 +135,10 @@ class ImplicitUpdate(nn.Module):
         predictor_signature = _require_signature(predictor, "predictor") if predictor is not None else Signature((), ())
         self._predictor_outputs = [s.name for s in predictor_signature.outputs]
         self._predictor_inputs = [s.name for s in predictor_signature.inputs]
-        specs = {s.name: s for s in (*signature.inputs, *predictor_signature.inputs)}
+        specs = {s.name: s for s in signature.inputs}
+        for spec in predictor_signature.inputs:
+            unit = merge_units(specs.get(spec.name, spec), spec, ("residual", "predictor"))
+            specs[spec.name] = dataclasses.replace(spec, unit=unit)
         self._guess_names = {n: n if n in self._predictor_outputs or f"{n}~1" not in specs else f"{n}~1" for n in pairs}
         offered = specs | {s.name: s for s in predictor_signature.outputs}
         for unknown, spec in self._unknowns.items():
@@ -143,6 +148,8 @@ class ImplicitUpdate(nn.Module):
                 where = f"variable {guess.name!r}"
                 mend = "a predictor that returns the unknown in its own shape"
                 raise UsageError(what, where=where, got=guess.describe(), expected=spec.describe(), mend=mend)
+            owner = "predictor" if unknown in self._predictor_outputs else guess.name
+            merge_units(spec, dataclasses.replace(guess, name=unknown), ("residual", owner))
         guesses = [self._guess_names[n] for n in pairs if n not in self._predictor_outputs]
         inputs = dict.fromkeys([*self._given_names, *guesses, *self._predictor_inputs])
         self.signature = Signature(tuple(specs[n] for n in inputs), tuple(self._unknowns.values()))

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <set>
 #include <utility>
 
 #include <nlohmann/json.hpp>
@@ -122,14 +123,27 @@ class Field {
 /// Empty where there is none.
 std::string unit_of(const Field& item) {
   const auto unit = item.has("unit") ? item.at("unit").text() : "";
-  if (!unit.empty()) check_name(unit, "a unit");
+  if (!unit.empty()) {
+    check_name(unit, "a unit");
+    if (unit.front() == ' ' || unit.back() == ' ') item.broken(in_quotes(unit), "a unit without spaces around it");
+  }
   return unit;
+}
+
+/// The unit of differences on a scale whose zero is none: those of degrees Celsius are kelvins.
+std::string of_difference(const std::string& unit) {
+  static const std::set<std::string> celsius = {"degC", "celsius", "degree_Celsius", "\u00b0C", "Celsius", "degree_C",
+                                                "degrees_celsius"};
+  static const std::set<std::string> fahrenheit = {"degF", "fahrenheit", "degree_Fahrenheit", "\u00b0F", "Fahrenheit",
+                                                   "degree_F"};
+  return celsius.count(unit) ? "K" : fahrenheit.count(unit) ? "degR" : unit;
 }
 
 /// That of a derivative, as exporter/common/units.py writes it.
 std::string divide_units(const std::string& of, const std::string& by) {
   if (of.empty() || by.empty()) return "";
-  return by == "1" ? of : of + "/(" + by + ")";
+  const auto above = of_difference(of), below = of_difference(by);
+  return below == "1" ? above : above + "/(" + below + ")";
 }
 
 std::map<std::string, Variable> variables(const Field& list, std::vector<std::string>& open) {

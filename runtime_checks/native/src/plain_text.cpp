@@ -8,7 +8,7 @@
 namespace torchferry {
 namespace {
 
-constexpr std::array<std::pair<uint32_t, uint32_t>, 18> kUnsafe = {{
+constexpr std::array<std::pair<uint32_t, uint32_t>, 19> kUnsafe = {{
     {0x00, 0x1f},
     {0x7f, 0x9f},
     {0xad, 0xad},
@@ -26,6 +26,7 @@ constexpr std::array<std::pair<uint32_t, uint32_t>, 18> kUnsafe = {{
     {0xfeff, 0xfeff},
     {0xffa0, 0xffa0},
     {0xfff9, 0xfffb},
+    {0xfffe, 0xffff},
     {0xe0000, 0xe0fff},
 }};
 

@@ -41,7 +41,9 @@ package_loading = load_file(os.path.join(os.path.dirname(__file__), "package_loa
 
 def describe_error(error):
     """Return the last line of an error: a TorchScript error has its message there, after the traceback."""
-    lines = [line for line in str(error).strip().splitlines() if line.strip()]
+    # Errors of torchferry's reader say how to mend them behind what they are.
+    text = getattr(error, "what", None) or str(error)
+    lines = [line for line in text.strip().splitlines() if line.strip()]
     lines = [line for line in lines if not (".py(" in line and "): " in line)]
     return f"{type(error).__name__}: {lines[-1] if lines else ''}"
 
@@ -228,7 +230,7 @@ class JobCalls:
 
     def choose_executor(self):
         """Return the context in which TorchScript's optimiser is on or off; one without effect for all else."""
-        if self.job["holds"] == "records":
+        if self.job["holds"] != "graphs":
             return contextlib.nullcontext()
         from torch.jit._fuser import optimized_execution
 

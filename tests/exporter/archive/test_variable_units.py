@@ -38,7 +38,12 @@ def test_a_rule_goes_before_the_author():
 
 
 def test_the_first_glob_counts():
-    assert list_units(assign("*=1", "str*=MPa"))["stress"] == "1"
+    assert list_units(assign("str*=MPa", "*=1")) == dict.fromkeys(["strain", "old_strain", "T", "E"], "1") | {
+        "stress": "MPa",
+        "strain": "MPa",
+    }
+    with pytest.raises(UsageError, match="no effect"):
+        assign("*=1", "str*=MPa")
 
 
 @pytest.mark.parametrize("text", ["a", "a=", "=MPa", "a= ", "a=M\x1bPa"])
@@ -84,7 +89,7 @@ def test_the_text_has_units_where_there_are_some():
     assert "unit" not in without.to_json()
 
 
-@pytest.mark.parametrize("unit", [1, None, ["MPa"], "M\x1b[2JPa", "M\nPa", "n" * 501])
+@pytest.mark.parametrize("unit", [1, None, ["MPa"], "M\x1b[2JPa", "M\nPa", "n" * 501, " MPa", " ", "M\uffffPa"])
 def test_a_forged_unit_is_refused(unit):
     raw = json.loads(assign("stress=MPa").to_json())
     raw["outputs"][0]["unit"] = unit

@@ -97,11 +97,28 @@ def test_units_that_differ():
         return ComposedModel(parts, additional_outputs=["stress"]).signature.outputs[0].unit
 
     assert compose("MPa", "N/mm^2", "") == "MPa"
+    assert compose("", "N/mm^2", "MPa") == "N/mm^2"
     assert compose("", "MPa", "MPa") == "MPa"
     with pytest.raises(UsageError, match=r"'stress' has two units(.|\n)*Pa in 'b'(.|\n)*MPa as in 'a'"):
         compose("MPa", "Pa", "")
     with pytest.raises(UsageError, match=r"Pa in 'c'(.|\n)*MPa as in 'b'"):
         compose("", "MPa", "Pa")
+
+
+def test_the_unit_does_not_depend_on_the_order():
+    def compose(modules):
+        composed = ComposedModel(modules, additional_outputs=["stress"])
+        return {s.name: s.unit for s in (*composed.signature.inputs, *composed.signature.outputs)}
+
+    def make(name, taken, given, *units):
+        sides = ({n: TensorSpec(n, unit=u)} for n, u in zip((taken, given), units, strict=True))
+        return Part(nn.Identity(), *sides, name=name)
+
+    modules = [
+        make("a", "x", "stress", "mm", "N/mm^2"), make("b", "stress", "y", "MPa", ""), make("c", "x", "z", "", "1"),
+    ]  # fmt: skip
+    units = [compose(order) for order in itertools.permutations(modules)]
+    assert units == [{"x": "mm", "stress": "N/mm^2", "y": "", "z": "1"}] * 6
 
 
 def test_two_takers_must_agree():

@@ -58,6 +58,25 @@ def test_torchscript_is_gone_there():
         torchferry.verify(ARTIFACTS / "rates.pt", runtimes="python")
 
 
+@pytest.mark.thorough
+@pytest.mark.usefixtures("without_torch_script")
+@pytest.mark.parametrize(("format_name", "suffix"), [("program", "program.pt2"), ("pt2", "pt2")])
+def test_other_formats_are_verified_there(format_name, suffix, tmp_path):
+    converted = torchferry.convert(ARTIFACTS / "robertson.pt", tmp_path / f"r.{suffix}", to=format_name)
+    assert converted.report.passed
+
+
+@pytest.mark.usefixtures("without_torch_script")
+def test_what_the_interpreter_does_not_read(tmp_path):
+    """The error says where it is."""
+    path = Path(shutil.copy(ARTIFACTS / "robertson.pt", tmp_path / "robertson.pt"))
+    code, text = next((n, r) for n, r in records(path)[1].items() if n.endswith(".py") and b"torch.mul" in r)
+    wrong = {code: text.replace(b"torch.mul", b"torch.mull", 1)}
+    rewrite(path, lambda changed: changed.update(wrong), manifest=True)
+    with pytest.raises(RunError, match=rf"without TorchScript(.|\n)*{Path(code).name}:\d+; got: aten::mull"):
+        torchferry.verify(path, runtimes="interpreter")
+
+
 def test_it_agrees_with_the_usual_runtime_to_the_last_bit():
     path = ARTIFACTS / "return_map.pt"
     opened = pt_archive.read(path)

@@ -51,6 +51,24 @@ def test_systems_that_are_none(unknowns, outputs, message):
         torchferry.ImplicitUpdate(residual, unknowns)
 
 
+def test_units_of_residual_and_predictor_agree():
+    def make(x="MPa", guess="MPa", dt="s", step=""):
+        taken = {n: TensorSpec(n, unit=u) for n, u in {"x": x, "before": "", "dt": dt}.items()}
+        predictor = Part(nn.Identity(), {"dt": TensorSpec("dt", unit=step)}, {"x": TensorSpec("x", unit=guess)})
+        update = torchferry.ImplicitUpdate(Part(Decay(), taken, {"r": ()}), {"x": "r"}, predictor=predictor)
+        return {s.name: s.unit for s in (*update.signature.inputs, *update.signature.outputs)}
+
+    assert make(guess="N/mm^2") == {"before": "", "dt": "s", "x": "MPa"}
+    assert make(dt="", step="s")["dt"] == "s"
+    with pytest.raises(UsageError, match=r"'x' has two units(.|\n)*kPa in 'predictor'(.|\n)*MPa as in 'residual'"):
+        make(guess="kPa")
+    with pytest.raises(UsageError, match=r"'dt' has two units(.|\n)*hour in 'predictor'"):
+        make(step="hour")
+    taken = {"x": TensorSpec("x", unit="MPa"), "x~1": TensorSpec("x~1", unit="Pa"), "dt": ()}
+    with pytest.raises(UsageError, match=r"Pa in 'x~1'"):
+        torchferry.ImplicitUpdate(Part(Decay(), taken, {"x_residual": ()}), ["x"])
+
+
 @pytest.mark.parametrize("shape", [(2,), TensorSpec("x", dtype="float32")], ids=["shape", "dtype"])
 def test_a_first_guess_of_another_kind(shape):
     predictor = Part(nn.Identity(), {"start": ()}, {"x": shape})
