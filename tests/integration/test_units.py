@@ -47,7 +47,7 @@ def spring(tmp_path_factory: pytest.TempPathFactory) -> Path:
             Spring(),
             output=path,
             derivatives=["force:x", "force:k"],
-            units=["T=K", "k=N/mm"],
+            units=["T=K", "k=N mm⁻¹"],
             formats=["pt", "onnx", "pt2", "program", "c"],
         )
     return path
@@ -73,7 +73,7 @@ def read_units(path: Path) -> dict[str, Any]:
 def test_every_format_has_them(spring, format_name):
     read = formats.FORMATS[format_name].read(formats.path_for_format(spring, format_name)).contract
     specs = (*read.inputs, *read.outputs, *read.parameters)
-    expected = {"x": "mm", "T": "K", "force": "N", "k": "N/mm"}
+    expected = {"x": "mm", "T": "K", "force": "N", "k": "N mm⁻¹"}
     # A format whose parameters are constants has none that could have a unit.
     assert {s.name: s.unit for s in specs} == {n: u for n, u in expected.items() if n in {s.name for s in specs}}
 
@@ -87,8 +87,16 @@ def test_results_have_units(spring, tmp_path, suffix):
     assert result.unchecked_units == ()
     # A table has a column for each number.
     units = {name.partition("[")[0]: unit for name, unit in read_units(results).items()}
-    blocks = {"d_force___d_x": "N/(mm)", "d_force___d_k": "N/(N/mm)"}
-    assert units.items() >= {"force": "N", "k": "N/mm", "T": "K", "status": "", **blocks}.items()
+    blocks = {"d_force___d_x": "N/(mm)", "d_force___d_k": "N/(N mm⁻¹)"}
+    assert units.items() >= {"force": "N", "k": "N mm⁻¹", "T": "K", "status": "", **blocks}.items()
+
+
+def test_what_is_varied_has_its_unit(spring, tmp_path):
+    write_dataset(tmp_path / "data.zarr", make_dataset(x="mm").drop_vars("T"))
+    arguments: dict[str, Any] = {"vary": {"T": [280.0, 290.0]}}
+    result = torchferry.evaluate_to_file(spring, tmp_path / "data.zarr", tmp_path / "out.zarr", **arguments)
+    assert read_units(tmp_path / "out.zarr")["T"] == "K"
+    assert result.unchecked_units == ()
 
 
 def test_lazy_results_have_units(spring):
@@ -200,8 +208,8 @@ def test_the_c_interface(spring):
         return (text.value or b"").decode()
 
     assert [read("tf_input_unit", None, i) for i in range(2)] == ["mm", "K"]
-    assert [read("tf_output_unit", b"jacobian", i) for i in range(3)] == ["N", "N/(mm)", "N/(N/mm)"]
-    assert read("tf_parameter_unit", 0) == "N/mm"
+    assert [read("tf_output_unit", b"jacobian", i) for i in range(3)] == ["N", "N/(mm)", "N/(N mm⁻¹)"]
+    assert read("tf_parameter_unit", 0) == "N mm⁻¹"
     assert library.tf_close(model) == 0
 
 
@@ -209,10 +217,10 @@ def test_people_see_them(spring, capfd):
     assert run(["inspect", str(spring)]) == 0
     shown = capfd.readouterr().out
     assert "unit" in shown
-    assert "k [] float64 N/mm" in shown
+    assert "k [] float64 N mm⁻¹" in shown
     header = next(spring.with_suffix("").glob("*.h")).read_text()
     assert "/* x, 2 float64, mm */" in header
-    assert "/* k, float64, N/mm */" in header
+    assert "/* k, float64, N mm^-1 */" in header
 
 
 def test_a_unit_without_a_meaning_is_noted(tmp_path, capfd):

@@ -5,7 +5,10 @@ torch's and onnxscript's own optimiser is left out: its rules treat constants ne
 
 from __future__ import annotations
 
+import contextlib
 import re
+import signal
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -29,6 +32,8 @@ from exporter.common.forking import ForkFailedError, run_in_fork
 CONTRACT, METHOD, ORIGIN_KEY = "torchferry.contract", "torchferry.method", "torchferry.origin"
 # Dtypes of onnxruntime, by their names in the contract.
 DTYPES = ("bool", "int8", "int16", "int32", "int64", "uint8", "float16", "float32", "float64")
+# Seconds that no elements may take, and how many times those of one: it is then taken for endless.
+EMPTY_SECONDS, EMPTY_FACTOR = 5.0, 20.0
 _FX_NODE = "pkg.torch.onnx.fx_node"
 _NODE = re.compile(r"%(\w+) :")
 _TARGET = re.compile(r"target=torch\.ops\.([\w.]+)")
@@ -161,8 +166,8 @@ def _clear_notes(model: Any) -> None:
 def probe_empty_batch(models: Mapping[str, Any], contract: Contract) -> str:
     """Return onnxruntime's objection to an empty batch if the model itself supports it; empty if there is none.
 
-    onnxruntime (1.31) keeps the dimension of a sum over no elements, and reads a size of 0 in a reshape as another; a
-    kernel of 1.32 divides by 0, which ends the process that it runs in."""
+    onnxruntime (1.31) keeps the dimension of a sum over no elements, and reads a size of 0 in a reshape as another;
+    kernels of 1.32 divide by 0, which ends the process that they run in, or do not end."""
     if 0 not in contract.batch.sizes:
         return ""
     try:
@@ -172,7 +177,9 @@ def probe_empty_batch(models: Mapping[str, Any], contract: Contract) -> str:
     try:
         return run_in_fork(_run_empty_batch, models, contract)
     except ForkFailedError as error:
-        return f"onnxruntime {onnxruntime.__version__} ends the process ({summarize_error(error)[:160]})"
+        return (
+            f"onnxruntime {onnxruntime.__version__} ends the process, or does not end ({summarize_error(error)[:160]})"
+        )
 
 
 def _run_empty_batch(models: Mapping[str, Any], contract: Contract) -> str:
@@ -181,27 +188,39 @@ def _run_empty_batch(models: Mapping[str, Any], contract: Contract) -> str:
 
     options: Any = onnxruntime.SessionOptions()
     options.log_severity_level = 4
+    # What does not end in a kernel is ended by the system: no handler of Python would run.
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
     for name, model in models.items():
-        input_specs = [contract.input_spec(n) for n in contract.methods[name].inputs]
-        sizes = dict.fromkeys(list_dynamic_sizes(contract.inputs), 0)
-        batch_shape = (0,) if contract.batch.ndim else ()
-        shapes = {s.name: (*batch_shape, *s.resolve_shape(sizes)) for s in input_specs}
-        dtypes = {s.name: getattr(torch, s.dtype) for s in input_specs}
-        arrays = {name: torch.zeros(shape, dtype=dtypes[name]).numpy() for name, shape in shapes.items()}
-        names = list_names(contract, name)[0]
         try:
             session = onnxruntime.InferenceSession(onnx_ir.to_proto(model).SerializeToString(), options)
         except Exception:
             # The batch is not the cause: verification reports it.
             return ""
+        begun = time.perf_counter()
+        with contextlib.suppress(Exception):
+            session.run(None, _make_zeros(contract, name, 1))
+        signal.setitimer(signal.ITIMER_REAL, EMPTY_SECONDS + EMPTY_FACTOR * (time.perf_counter() - begun))
         try:
-            outputs: Any = session.run(None, dict(zip(names, arrays.values(), strict=True)))
+            outputs: Any = session.run(None, _make_zeros(contract, name, 0))
         except Exception as error:
             return f"onnxruntime {onnxruntime.__version__} does not take it ({summarize_error(error)[:160]})"
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        sizes = dict.fromkeys(list_dynamic_sizes(contract.inputs), 0)
+        batch_shape = (0,) if contract.batch.ndim else ()
         output_specs = [contract.output_spec(o) for o in contract.methods[name].outputs]
         if any(v.shape != (*batch_shape, *s.resolve_shape(sizes)) for v, s in zip(outputs, output_specs, strict=True)):
             return f"onnxruntime {onnxruntime.__version__} returns another shape"
     return ""
+
+
+def _make_zeros(contract: Contract, method: str, size: int) -> dict[str, Any]:
+    """Return inputs of a method with so many elements, by their names in its model."""
+    specs = [contract.input_spec(name) for name in contract.methods[method].inputs]
+    sizes = dict.fromkeys(list_dynamic_sizes(contract.inputs), size)
+    batch_shape = (size,) if contract.batch.ndim else ()
+    shapes = [(*batch_shape, *spec.resolve_shape(sizes)) for spec in specs]
+    arrays = [torch.zeros(shape, dtype=getattr(torch, s.dtype)).numpy() for shape, s in zip(shapes, specs, strict=True)]
+    return dict(zip(list_names(contract, method)[0], arrays, strict=True))
 
 
 def list_operators(models: Sequence[Any]) -> tuple[str, ...]:

@@ -90,8 +90,9 @@ def test_the_text_has_units_where_there_are_some():
 
 
 @pytest.mark.parametrize("unit", [1, None, ["MPa"], "M\x1b[2JPa", "M\nPa", "n" * 501, " MPa", " ", "M\uffffPa"])
-def test_a_forged_unit_is_refused(unit):
+@pytest.mark.parametrize("role", ["inputs", "outputs", "parameters"])
+def test_a_forged_unit_is_refused(unit, role):
     raw = json.loads(assign("stress=MPa").to_json())
-    raw["outputs"][0]["unit"] = unit
+    raw[role][0]["unit"] = unit
     with pytest.raises(ArchiveError):
         contract_from_json(json.dumps(raw), "here")

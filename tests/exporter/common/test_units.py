@@ -81,6 +81,9 @@ def test_no_conversion(unit, wanted):
             "1e3 kg",
             "12",
             "m 3",
+            "Nm",
+            "mb",
+            "Pas",
         ),
         *(
             "m^0",

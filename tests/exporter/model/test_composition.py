@@ -115,8 +115,10 @@ def test_the_unit_does_not_depend_on_the_order():
         return Part(nn.Identity(), *sides, name=name)
 
     modules = [
-        make("a", "x", "stress", "mm", "N/mm^2"), make("b", "stress", "y", "MPa", ""), make("c", "x", "z", "", "1"),
-    ]  # fmt: skip
+        make("a", "x", "stress", "mm", "N/mm^2"),
+        make("b", "stress", "y", "MPa", ""),
+        make("c", "x", "z", "millimeter", "1"),
+    ]
     units = [compose(order) for order in itertools.permutations(modules)]
     assert units == [{"x": "mm", "stress": "N/mm^2", "y": "", "z": "1"}] * 6
 

@@ -5,7 +5,12 @@ from __future__ import annotations
 import faulthandler
 import os
 import signal
+import time
+from typing import Any
 
+import contracts
+import onnx_ir
+import onnxruntime
 import torch
 import torch.nn.functional as F
 
@@ -83,3 +88,24 @@ def test_a_batch_that_ends_the_runtimes_process_is_left_out_and_said(tmp_path, m
     batch = open_container(tmp_path / "m.onnx").contract.batch
     assert 0 not in batch.sizes
     assert "ends the process" in batch.limits
+
+
+class Endless:
+    """A session of onnxruntime's that computes for ever where there are no elements."""
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def run(self, _: object, values: dict[str, Any]) -> list[Any]:
+        while not next(iter(values.values())).size:
+            time.sleep(0.01)
+        return list(values.values())
+
+
+def test_a_batch_that_the_runtime_does_not_end_is_left_out_soon(monkeypatch):
+    model = onnx_ir.Model(onnx_ir.Graph([], [], nodes=[], opset_imports={"": 18}), ir_version=10)
+    monkeypatch.setattr(onnxruntime, "InferenceSession", Endless)
+    monkeypatch.setattr(export, "EMPTY_SECONDS", 0.5)
+    begun = time.monotonic()
+    assert "does not end" in export.probe_empty_batch({"forward": model}, contracts.contract())
+    assert time.monotonic() - begun < 30
