@@ -90,14 +90,13 @@ def evaluate(
         output_core_dims=[*(list(output.dims) for output in binding.outputs), []],
         output_dtypes=[*(output.dtype for output in binding.outputs), "int8"],
         dask="parallelized",
-        # The attributes of inputs say nothing of outputs.
-        keep_attrs=False,
         dask_gufunc_kwargs={
             "output_sizes": {d: n for o in binding.outputs for d, n in zip(o.dims, o.shape, strict=True)}
         },
     )
-    for output, values in zip(binding.outputs, results, strict=False):
-        values.attrs.update(output.attributes)
+    # xarray gives them those of an input.
+    for values, attributes in zip(results, [*(output.attributes for output in binding.outputs), ()], strict=True):
+        values.attrs = dict(attributes)
     named = dict(zip([*(output.name for output in binding.outputs), STATUS], results, strict=True))
     unchecked = binding.unchecked_units
     return xarray_package.Dataset(named, attrs={"unchecked_units": ", ".join(unchecked)} if unchecked else {})

@@ -333,7 +333,8 @@ class Contract(StrictlyRead):
         for parameter in self.parameters:
             check_name(parameter.name, "a parameter")
             check_dtype(parameter.name, parameter.dtype)
-            check_unit(parameter.unit, parameter.name)
+        for spec in (*self.inputs, *self.outputs, *self.info, *self.parameters):
+            check_unit(spec.unit, spec.name)
         for bounds in (*self.tolerance.dtypes.values(), *self.tolerance.outputs.values()):
             bounds.check_range()
         # Applies the same rules to open sizes.

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from exporter.archive.format_limits import MAX_ITEMS, MAX_NAME, MAX_NESTING, MAX_RANK, MAX_SIZE, MAX_TEXT
+from exporter.archive.format_limits import MAX_ITEMS, MAX_NAME, MAX_NESTING, MAX_RANK, MAX_SIZE, MAX_TEXT, MAX_UNIT
 from exporter.common.errors import ArchiveError, UsageError
 from exporter.common.plain_text import find_unsafe
 
@@ -68,9 +68,9 @@ def check_name(name: str, of: str) -> None:
 def check_unit(unit: str, of: str) -> None:
     """Raise ``UsageError`` for the unit of a variable that is too long, or does not show as it is; empty is none."""
     unsafe = find_unsafe(unit, is_name=True)
-    if len(unit) > MAX_NAME or unsafe or unit != unit.strip(" "):
+    if len(unit) > MAX_UNIT or unsafe or unit != unit.strip(" "):
         got = f"the character {unsafe}" if unsafe else f"{len(unit)} characters, {unit[:20]!r}"
-        expected = f"at most {MAX_NAME} characters, none of them a control character, no space around them"
+        expected = f"at most {MAX_UNIT} characters, none of them a control character, no space around them"
         raise UsageError(f"the unit of {of!r} is not a unit", got=got, expected=expected, mend="correct it: 'MPa'")
 
 

@@ -12,6 +12,8 @@ MAX_CONTRACT_BYTES = 2**23
 MAX_ITEMS = 10_000
 # Characters of a name, and of any other text of the contract.
 MAX_NAME, MAX_TEXT = 500, 100_000
+# Characters of a unit: the quotient of two is no longer than a name.
+MAX_UNIT = 200
 # Numbers of a shape, and the largest of them.
 MAX_RANK, MAX_SIZE = 64, 2**40
 # Lists and objects in each other, in the contract and in the cases.

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict
 
-from exporter.archive.contract_text import check_name, check_unit, is_identifier
+from exporter.archive.contract_text import check_name, is_identifier
 from exporter.common.errors import UsageError
 
 FLOATING = ("float64", "float32", "float16", "bfloat16")
@@ -82,7 +82,8 @@ class TensorSpec(StrictlyRead):
 
     def __post_init__(self) -> None:
         check_dtype(self.name, self.dtype)
-        check_unit(self.unit, self.name)
+        if self.unit:
+            check_name(self.unit, f"the unit of {self.name!r}")
         unfit = [d for d in self.shape if isinstance(d, str) and not is_identifier(d)]
         if unfit:
             what = f"variable {self.name!r} has a size whose name is not an identifier"

@@ -55,18 +55,20 @@ def _choose_units(rules: Sequence[UnitRule], names: Collection[str]) -> Mapping[
     """Return units by name."""
     exact, by_glob = dict[str, str](), dict[str, str]()
     for rule in rules:
-        where = f"--unit {rule.pattern}={rule.unit}"
+        if rule.pattern in names and exact.setdefault(rule.pattern, rule.unit) != rule.unit:
+            what, got = f"{rule.pattern!r} has two units", f"{exact[rule.pattern]} and {rule.unit}"
+            where, mend = f"--unit {rule.pattern}={rule.unit}", "leave one of them out"
+            raise UsageError(what, where=where, got=got, expected="one", mend=mend)
+    for rule in rules:
         if rule.pattern in names:
-            if exact.setdefault(rule.pattern, rule.unit) != rule.unit:
-                what, got = f"{rule.pattern!r} has two units", f"{exact[rule.pattern]} and {rule.unit}"
-                raise UsageError(what, where=where, got=got, expected="one", mend="leave one of them out")
             continue
+        where = f"--unit {rule.pattern}={rule.unit}"
         matches = fnmatch.filter(names, rule.pattern)
         if not matches:
             what, mend = "a unit matches no variable and no parameter", "name one that the contract has"
             raise UsageError(what, where=where, expected=suggest_names(rule.pattern, names), mend=mend)
-        if not any(name not in by_glob for name in matches):
-            what, mend = "a unit has no effect: earlier globs took all of its names", "drop it, or put it first"
+        if {*matches} <= by_glob.keys() | exact.keys():
+            what, mend = "a unit has no effect: others took all of its names", "drop it, or put it first"
             raise UsageError(what, where=where, got=", ".join(map(repr, matches)), mend=mend)
         for name in matches:
             by_glob.setdefault(name, rule.unit)
@@ -79,7 +81,7 @@ def _find_unknown(contract: Contract) -> tuple[Finding, ...]:
         if spec.unit:
             names.setdefault(spec.unit, []).append(spec.name)
     return tuple(
-        Finding(CHECK, f"{unit} of {', '.join(owners)}", reason="pint does not know it: it fits the same text alone")
+        Finding(CHECK, f"{unit} of {', '.join(owners)}", reason="it is not read as a unit: it fits the same text alone")
         for unit, owners in names.items()
         if not is_known(unit)
     )

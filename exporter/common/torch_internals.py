@@ -67,7 +67,7 @@ class _Missing:
 
 def _make_missing_error(got: str) -> MissingRuntimeError:
     what, expected = "this torch has no TorchScript", "a torch with torch.jit, such as 2.13"
-    mend = "archives load, evaluate and convert here; make and compare them there"
+    mend = "archives load, evaluate, convert and verify (--runtime interpreter) here; make and compare them there"
     return MissingRuntimeError(what, got=got, expected=expected, mend=mend)
 
 

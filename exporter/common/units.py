@@ -13,13 +13,14 @@ import functools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import pint
 
 # Characters of a text that is read, and of a name in it: pint's search takes the square of the time.
-MAX_LENGTH, MAX_NAME_LENGTH = 200, 40
+MAX_LENGTH, MAX_NAME_LENGTH = 450, 40
 # All exponents of a text together: no unit has so many.
 MAX_POWER = 60
 _SUPERSCRIPT_CHARACTERS = "⁻⁺⁰¹²³⁴⁵⁶⁷⁸⁹"
@@ -30,23 +31,42 @@ _SPELLINGS = str.maketrans(
     | {"\u00c5": "angstrom"}
     | dict.fromkeys("·⋅×", " ")
 )
-_EXPONENT = r"(?:(?:\s*(?:\*\*|\^)\s*)?(?P<exponent>[+-]?\d{1,2}(?:\.\d{1,3})?)(?![\d.]))?"
+_EXPONENT = r"(?:(?:\s*(?:\*\*|\^)\s*)?(?P<exponent>[+-]?[0-9]{1,2}(?:\.[0-9]{1,3})?)(?!\d|\.\d))?"
 _TOKEN = re.compile(
     r"\s*(?:(?P<name>(?:[^\W\d]|[°%])+)|(?P<unity>1)(?![\w.])|(?P<close>\))|(?P<open>\()|(?P<product>[*.·⋅×])"
     rf"|(?P<quotient>/)){_EXPONENT}\s*"
 )
 # Names of UDUNITS that pint does not have, and symbols that are no letters.
 _CELSIUS, _FAHRENHEIT = ("°C", "Celsius", "degree_C", "degrees_celsius"), ("°F", "Fahrenheit", "degree_F")
+_UNITY = ("1", "dimensionless")
 _NAMES = dict.fromkeys(_CELSIUS, "degC") | dict.fromkeys(_FAHRENHEIT, "degF")
 _NAMES |= {"%": "percent", "°": "degree", "Kelvin": "kelvin"}
-# Pint's millibarn and number of yarn: to others a millibar, and a newton meter.
-_AMBIGUOUS = {"mb", "Nm"}
+# To pint a millibarn and a trillionth of a pint, to others a millibar and parts in a trillion.
+_AMBIGUOUS = ("mb", "ppt")
+# A number of yarn, to others a newton meter; a scale of temperature that nobody uses.
+_AMBIGUOUS_BASES = ("number_meter", "degree_Reaumur")
+# Degrees, or a scale of temperature?
+_DEGREES, _SCALES = {"deg", "degree", "degrees", "°"}, {"C", "F"}
 # Units of one dimension whose numbers are not of one kind: a hertz is 2 pi radians a second.
-_KINDS = {"radian": "angle", "degree": "angle", "turn": "angle", "revolutions_per_minute": "angle"}
-_KINDS |= {name: name for name in ("hertz", "becquerel", "curie", "gray", "sievert")}
+_KINDS = {
+    name: kind
+    for kind, names in {
+        "angle": "radian degree turn grade arcminute arcsecond milliarcsecond revolutions_per_minute "
+        "revolutions_per_second",
+        "hertz": "hertz",
+        "becquerel": "becquerel curie rutherford",
+        "count": "count counts_per_second",
+        "gray": "gray rads",
+        "sievert": "sievert rem",
+        "candela": "candela",
+        "lumen": "lumen lux",
+        "bit": "bit byte baud",
+    }.items()
+    for name in names.split()
+}
 # The units of differences on scales whose zero is none.
-_DIFFERENCES = dict.fromkeys(("degC", "celsius", "degree_Celsius", *_CELSIUS), "K")
-_DIFFERENCES |= dict.fromkeys(("degF", "fahrenheit", "degree_Fahrenheit", *_FAHRENHEIT), "degR")
+_DIFFERENCES = dict.fromkeys(("degC", "celsius", "degree_Celsius", "degreeC", *_CELSIUS), "K")
+_DIFFERENCES |= dict.fromkeys(("degF", "fahrenheit", "degree_Fahrenheit", "degreeF", *_FAHRENHEIT), "degR")
 # Of numbers near one: conversions by pint are rounded.
 _ROUNDING = 1e-12
 
@@ -83,12 +103,13 @@ def divide_units(of: str, by: str) -> str:
     if not of or not by:
         return ""
     above, below = _DIFFERENCES.get(of, of), _DIFFERENCES.get(by, by)
-    return above if below == "1" else f"{above}/({below})"
+    return above if below in _UNITY else f"{above}/({below})"
 
 
 def spell_in_ascii(unit: str) -> str:
     """Return a unit for a text that has no other characters: ``um`` for micrometers, ``m^2`` for square meters."""
-    text = re.sub(f"[{_SUPERSCRIPT_CHARACTERS}]+", lambda match: f"^{match[0].translate(_SUPERSCRIPTS)}", unit)
+    powers = rf"(?:\^|\*\*)?([{_SUPERSCRIPT_CHARACTERS}]+)"
+    text = re.sub(powers, lambda match: f"^{match[1].translate(_SUPERSCRIPTS)}", unit)
     return text.translate(_SPELLINGS)
 
 
@@ -160,7 +181,7 @@ def _parse(text: str) -> _Parsed | None:
         factor = _find_unit(name, is_product=is_product)
         if factor is None:
             return None
-        unit, kinds = unit * factor.unit**power, kinds | (factor.kinds if power else set())
+        unit, kinds = unit * factor.unit ** float(power), kinds | (factor.kinds if power else set())
     # Alone it has to stay what it is: a product of degrees Celsius is one of differences.
     (single,) = powers if len(powers) == 1 else ("",)
     return _find_unit(single, is_product=False) if single and not is_product else _Parsed(unit, frozenset(kinds))
@@ -175,10 +196,11 @@ def _find_unit(name: str, *, is_product: bool) -> _Parsed | None:
         prefix, base, _ = registry.parse_unit_name(name)[0]
         symbol = registry.get_symbol(base)
         singular = name[:-1] if symbol != base and name.endswith(f"{symbol}s") else ""
-        if singular and (prefix, base) == registry.parse_unit_name(singular)[0][:2]:
-            # Pint takes "Pas" for several pascals, which others mean for pascal seconds.
+        # Pint takes "Pas" for several pascals, which others mean for pascal seconds.
+        is_plural = singular and (prefix, base) == registry.parse_unit_name(singular)[0][:2]
+        if is_plural or base in _AMBIGUOUS_BASES:
             return None
-        is_difference = is_product and base in ("degree_Celsius", "degree_Fahrenheit", "degree_Reaumur")
+        is_difference = is_product and base in ("degree_Celsius", "degree_Fahrenheit")
         unit = registry.parse_units(f"delta_{prefix}{base}" if is_difference else name)
     except Exception:
         # Whatever it is that pint does not read here, it is no unit.
@@ -186,20 +208,20 @@ def _find_unit(name: str, *, is_product: bool) -> _Parsed | None:
     return _Parsed(unit, frozenset({_KINDS[base]} if base in _KINDS else ()))
 
 
-def _read_powers(text: str) -> Mapping[str, float] | None:
+def _read_powers(text: str) -> Mapping[str, Fraction] | None:
     """Return the exponent of each name; None for a text that is no product of powers of names."""
     text = text.translate(_SUPERSCRIPTS)
     if len(text) > MAX_LENGTH:
         return None
-    powers = dict[str, float]()
+    powers = dict[str, Fraction]()
     # For each open bracket the names before it, and the sign in front of it.
-    outer: list[tuple[dict[str, float], int]] = []
+    outer: list[tuple[dict[str, Fraction], int]] = []
     place, sign, is_operand = 0, 1, False
     while place < len(text):
         match = _TOKEN.match(text, place)
         if match is None:
             return None
-        place, power = match.end(), float(match["exponent"] or 1)
+        place, power = match.end(), Fraction(match["exponent"] or 1)
         is_operator = match["product"] or match["quotient"]
         has_misplaced_exponent = match["exponent"] and (is_operator or match["open"])
         # To others "g0" is a constant and no power.
@@ -215,12 +237,14 @@ def _read_powers(text: str) -> Mapping[str, float] | None:
                 return None
             inner, (powers, sign) = powers, outer.pop()
             for name, inner_power in inner.items():
-                powers[name] = powers.get(name, 0) + sign * power * inner_power
+                powers[name] = powers.get(name, Fraction()) + sign * power * inner_power
             sign = 1
         else:
             name = match["name"]
-            powers |= {name: powers.get(name, 0) + sign * power} if name else {}
+            if name and name not in _UNITY:
+                powers[name] = powers.get(name, Fraction()) + sign * power
             sign, is_operand = 1, True
         if sum(map(abs, powers.values())) > MAX_POWER:
             return None
-    return powers if is_operand and not outer else None
+    is_scale = powers.keys() & _DEGREES and powers.keys() & _SCALES
+    return powers if is_operand and not outer and not is_scale else None

@@ -219,18 +219,29 @@ def _sort_modules(signatures: Mapping[str, Signature], producer: Mapping[str, st
 
 def _merge_variables(signatures: Mapping[str, Signature]) -> dict[str, TensorSpec]:
     variables: dict[str, tuple[str, TensorSpec]] = {}
-    # Who gives a variable says what it is, and the order of the modules does not matter.
-    sides = [[(label, spec) for label in signatures for spec in signatures[label].outputs]]
-    sides += [[(label, spec) for label in sorted(signatures) for spec in signatures[label].inputs]]
-    for label, spec in itertools.chain.from_iterable(sides):
-        first_label, first = variables.setdefault(spec.name, (label, spec))
-        if (spec.shape, spec.dtype) != (first.shape, first.dtype):
-            what = f"variable {spec.name!r} does not fit between two modules"
-            got = f"{list(spec.shape)} {spec.dtype} in {label!r}"
-            expected = f"{list(first.shape)} {first.dtype} as in {first_label!r}"
-            raise UsageError(what, where=f"modules {first_label!r} and {label!r}", got=got, expected=expected)
-        unit = merge_units(first, spec, (first_label, label))
-        # What one module says of a variable holds for all of them.
-        merged = dataclasses.replace(first, unit=unit, type=spec.type if first.type == "Tensor" else first.type)
-        variables[spec.name] = (first_label if first.unit else label, merged)
-    return {name: spec for name, (_, spec) in variables.items()}
+    for label, signature in signatures.items():
+        for spec in (*signature.outputs, *signature.inputs):
+            first_label, first = variables.setdefault(spec.name, (label, spec))
+            if (spec.shape, spec.dtype) != (first.shape, first.dtype):
+                what = f"variable {spec.name!r} does not fit between two modules"
+                got = f"{list(spec.shape)} {spec.dtype} in {label!r}"
+                expected = f"{list(first.shape)} {first.dtype} as in {first_label!r}"
+                raise UsageError(what, where=f"modules {first_label!r} and {label!r}", got=got, expected=expected)
+            if first.type == "Tensor" and spec.type != "Tensor":
+                variables[spec.name] = (first_label, dataclasses.replace(first, type=spec.type))
+    units = _merge_units(signatures)
+    return {name: dataclasses.replace(spec, unit=units.get(name, "")) for name, (_, spec) in variables.items()}
+
+
+def _merge_units(signatures: Mapping[str, Signature]) -> dict[str, str]:
+    """Return the units of variables: that of who gives one, else of the first label that says one.
+
+    So the order of the modules does not matter. Raises ``UsageError`` where two modules differ."""
+    first: dict[str, tuple[str, TensorSpec]] = {}
+    outputs = [(label, spec) for label in sorted(signatures) for spec in signatures[label].outputs]
+    inputs = [(label, spec) for label in sorted(signatures) for spec in signatures[label].inputs]
+    for label, spec in (*outputs, *inputs):
+        if spec.unit:
+            first_label, first_spec = first.setdefault(spec.name, (label, spec))
+            merge_units(first_spec, spec, (first_label, label))
+    return {name: spec.unit for name, (_, spec) in first.items()}

@@ -85,7 +85,7 @@ class Binding:
     @property
     def unchecked_units(self) -> tuple[str, ...]:
         """List the inputs whose unit the contract says, and the data set does not."""
-        return tuple(b.spec.name for b in self.inputs if b.spec.unit and b.variable and not b.variable.unit)
+        return tuple(b.spec.name for b in self.inputs if b.spec.unit and b.variable and not b.variable.list_units())
 
     @property
     def element_bytes(self) -> int:
@@ -234,18 +234,18 @@ def _check_dtype(spec: TensorSpec, variable: Variable, where: str) -> None:
 
 def _check_unit(spec: TensorSpec, variable: Variable, where: str) -> None:
     """Raise ``UsageError`` for numbers in another unit than the input's, where both are said."""
-    if not spec.unit or not variable.unit:
+    conversions = {unit: find_conversion(unit, spec.unit) for unit in variable.list_units()} if spec.unit else {}
+    unit = next((unit for unit, way in conversions.items() if way is None or not way.is_identity), "")
+    if not unit:
         return
-    conversion = find_conversion(variable.unit, spec.unit)
-    if conversion is not None and conversion.is_identity:
-        return
+    conversion = conversions[unit]
     what = f"variable {variable.name!r} has the wrong unit for input {spec.name!r}"
     mend = "name another variable, or mend its attribute 'units'"
     if conversion is not None:
         mend = f"convert its numbers in the data set, {variable.name!r} {conversion.describe()}, and its 'units'"
-    elif not (is_known(variable.unit) and is_known(spec.unit)):
-        mend += ": what pint does not know fits the same text alone"
-    raise UsageError(what, where=where, got=variable.unit[:MAX_LENGTH], expected=spec.unit, mend=mend)
+    elif not (is_known(unit) and is_known(spec.unit)):
+        mend += ": what is not read as a unit fits the same text alone"
+    raise UsageError(what, where=where, got=unit[:MAX_LENGTH], expected=spec.unit, mend=mend)
 
 
 def _merge_sizes(

@@ -24,7 +24,8 @@ MAX_EXACT = 2**53
 @dataclass(frozen=True)
 class Variable:
     """A variable of a data set: ``dtype`` as NumPy names it, ``attributes`` that are texts, such as units,
-    ``stored`` the sizes of its chunks by dimension."""
+    ``stored`` the sizes of its chunks by dimension, ``other_units`` those that parts of it have, or that are no
+    text."""
 
     name: str
     dims: tuple[str, ...]
@@ -32,11 +33,16 @@ class Variable:
     dtype: str
     attributes: tuple[tuple[str, str], ...] = ()
     stored: Mapping[str, int] = field(default_factory=dict)
+    other_units: tuple[str, ...] = ()
 
     @property
     def unit(self) -> str:
         """Return the unit that its attributes say, as the CF conventions have it; empty if they say none."""
         return next((text.strip() for key, text in self.attributes if key == UNITS), "")
+
+    def list_units(self) -> tuple[str, ...]:
+        """List its units: that of its attributes, and those of its parts."""
+        return tuple(dict.fromkeys(unit for unit in (self.unit, *self.other_units) if unit))
 
     @property
     def sizes(self) -> dict[str, int]:

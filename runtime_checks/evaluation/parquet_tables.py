@@ -34,11 +34,12 @@ class ParquetData:
         except Exception as error:
             what, mend = "the data set cannot be opened", "copy it again, or write it anew"
             raise UsageError(what, where=where, got=summarize_error(error), mend=mend) from None
-        self._schema = self._files[0].schema_arrow
-        for path, file in zip(files, self._files, strict=True):
-            if not file.schema_arrow.equals(self._schema):
+        self._schemas = [file.schema_arrow for file in self._files]
+        self._schema = self._schemas[0]
+        for path, schema in zip(files, self._schemas, strict=True):
+            if not schema.equals(self._schema):
                 what, expected = "the tables of a folder have different columns", f"those of {files[0].name}"
-                raise UsageError(what, where=str(path), got=", ".join(file.schema_arrow.names), expected=expected)
+                raise UsageError(what, where=str(path), got=", ".join(schema.names), expected=expected)
         # Each row group with the rows before it.
         self._groups = [(f, i) for f in self._files for i in range(f.metadata.num_row_groups)]
         counts = [f.metadata.row_group(i).num_rows for f, i in self._groups]
@@ -67,25 +68,20 @@ class ParquetData:
         dtypes = dict.fromkeys(_name_dtype(_value_type(self._schema.field(column).type)) for column in columns)
         if columns == [name] and not _is_list(field.type):
             shape = ()
+        attributes = self._list_attributes(columns)
         return Variable(
             name,
             (ROW, *(f"{name}_{k}" for k in range(len(shape)))),
             (self._starts[-1], *shape),
             " and ".join(dtypes),
-            self._merge_attributes(name, columns),
+            tuple((key, text) for key, text in attributes[0].items() if not key.startswith("PARQUET:")),
             {ROW: self._largest},
+            tuple(dict.fromkeys(a[UNITS] for a in attributes[1:] if a.get(UNITS))),
         )
 
-    def _merge_attributes(self, name: str, columns: Sequence[str]) -> tuple[tuple[str, str], ...]:
-        """Return what the columns of a variable say of it, in all files. Raises ``UsageError`` for two units."""
-        fields = [file.schema_arrow.field(column) for file in self._files for column in columns]
-        attributes = [_decode(field.metadata or {}) for field in fields]
-        units = dict.fromkeys(a.get(UNITS, "") for a in attributes)
-        if len(units) > 1:
-            what, got = f"the columns of variable {name!r} have several units", ", ".join(u or "none" for u in units)
-            mend = "convert them to one, and say it of each column, in each file"
-            raise UsageError(what, where=self.where, got=got, expected="one", mend=mend)
-        return tuple((key, text) for key, text in attributes[0].items() if not key.startswith("PARQUET:"))
+    def _list_attributes(self, columns: Sequence[str]) -> list[dict[str, str]]:
+        """List what each column of a variable says of it, in each file."""
+        return [_decode(schema.field(column).metadata or {}) for schema in self._schemas for column in columns]
 
     def read(self, variable: Variable, slices: tuple[slice, ...]) -> numpy.ndarray:
         """Read rows of a variable. Raises ``UsageError`` if they cannot be read."""

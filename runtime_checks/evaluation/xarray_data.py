@@ -42,25 +42,16 @@ class XarrayData:
         # What was selected from a dataset still says how the whole was stored.
         fits = len(chunks) == len(source.dims)
         stored = dict(zip(map(str, source.dims), map(int, chunks), strict=True)) if fits else {}
-        attributes = {str(key): text for key, text in source.attrs.items() if isinstance(text, str)}
-        if UNITS in source.attrs and UNITS not in attributes:
-            attributes[UNITS] = self._read_unit(name, source.attrs[UNITS])
+        attributes = tuple((str(key), text) for key, text in source.attrs.items() if isinstance(text, str))
         return Variable(
             name,
             tuple(map(str, source.dims)),
             tuple(source.shape),
             source.dtype.name,
-            tuple(attributes.items()),
+            attributes,
             stored,
+            _spell_other_unit(source.attrs.get(UNITS)),
         )
-
-    def _read_unit(self, name: str, value: Any) -> str:
-        """Return a unit that is no text as one: ``1``, or the only text of an array."""
-        items = value.ravel().tolist() if hasattr(value, "ravel") else [value]
-        if len(items) != 1 or not isinstance(items[0], (str, int, float)):
-            what, mend = f"the unit of variable {name!r} is not a text", "write one: .attrs['units'] = 'MPa'"
-            raise UsageError(what, where=self.where, got=str(value), expected="a text, such as 'MPa'", mend=mend)
-        return items[0] if isinstance(items[0], str) else f"{items[0]:g}"
 
     def close(self) -> None:
         """Close the file."""
@@ -72,6 +63,17 @@ class XarrayData:
             return self._dataset.variables[variable.name][slices].to_numpy()
         except Exception as error:
             raise make_read_error(self.where, variable.name, error) from None
+
+
+def _spell_other_unit(value: Any) -> tuple[str, ...]:
+    """Return a unit that is no text as one: ``1``, the only text of an array, or what it is."""
+    if value is None or isinstance(value, str):
+        return ()
+    items = value.ravel().tolist() if hasattr(value, "ravel") else [value]
+    is_number = len(items) == 1 and isinstance(items[0], (int, float)) and not isinstance(items[0], bool)
+    if is_number or (len(items) == 1 and isinstance(items[0], str)):
+        return (f"{items[0]:g}" if is_number else items[0],)
+    return (f"{type(value).__name__} {str(value)[:40]}",)
 
 
 def open_by_xarray(path: Path, engine: str, **options: Any) -> XarrayData:

@@ -55,6 +55,7 @@ def spring(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def make_dataset(**units: str) -> xarray.Dataset:
     dataset = xarray.Dataset({"x": (("point", "c"), VALUES["x"]), "T": ("point", VALUES["T"])})
+    dataset["point"] = ("point", numpy.arange(6.0), {"units": "km", "long_name": "place"})
     for name, unit in units.items():
         dataset[name].attrs["units"] = unit
     return dataset
@@ -101,8 +102,9 @@ def test_what_is_varied_has_its_unit(spring, tmp_path):
 
 def test_lazy_results_have_units(spring):
     results = torchferry.evaluate(spring, make_dataset(x="millimeter", T="kelvin"))
-    # Those of the file, and none of what an input has.
+    # Those of the file, and none of what an input has; coordinates stay as they are.
     assert [results[name].attrs for name in ("force", "status")] == [{"units": "N"}, {}]
+    assert results.force.point.attrs == results.point.attrs == {"units": "km", "long_name": "place"}
     assert results.attrs == {}
     assert torchferry.evaluate(spring, make_dataset(T="K")).attrs == {"unchecked_units": "x"}
     expected = 3 * VALUES["x"] * VALUES["T"][:, None] + VALUES["x"] ** 3
@@ -114,7 +116,7 @@ def test_lazy_results_have_units(spring):
     [
         ("m", r"'x' \* 1000"),
         ("s", "name another variable"),
-        ("inchworm", "pint does not know"),
+        ("inchworm", "is not read as a unit"),
         ("mm^2", "name another"),
     ],
 )
@@ -143,11 +145,16 @@ def test_a_unit_that_is_no_text(spring, value, fits):
         torchferry.evaluate(spring, dataset)
 
 
-def test_a_unit_that_is_none(spring):
+@pytest.mark.parametrize("value", [numpy.array(["mm", "m"]), b"mm", ["mm"], True])
+def test_a_unit_that_is_none(spring, value):
+    """It is refused of an input whose unit the file says, and is nobody's business elsewhere."""
     dataset = make_dataset()
-    dataset["x"].attrs["units"] = numpy.array(["mm", "m"])
-    with pytest.raises(UsageError, match="the unit of variable 'x' is not a text"):
+    dataset["x"].attrs["units"] = value
+    with pytest.raises(UsageError, match="wrong unit for input 'x'"):
         torchferry.evaluate(spring, dataset)
+    elsewhere = make_dataset()
+    elsewhere["point"].attrs["units"] = value
+    assert torchferry.evaluate(spring, elsewhere).force.attrs == {"units": "N"}
 
 
 def test_a_text_without_end(spring, tmp_path):
@@ -174,8 +181,8 @@ def test_columns_of_a_table_have_units(spring, tmp_path):
 
     for units, message in (
         ({"x[0]": "m", "x[1]": "m"}, "wrong unit for input 'x'"),
-        ({"x[0]": "mm", "x[1]": "km"}, "several units"),
-        ({"x[1]": "km"}, "several units"),
+        ({"x[0]": "mm", "x[1]": "km"}, "wrong unit for input 'x'"),
+        ({"x[1]": "km"}, "wrong unit for input 'x'"),
     ):
         write(data, **units)
         with pytest.raises(UsageError, match=message):
@@ -184,8 +191,11 @@ def test_columns_of_a_table_have_units(spring, tmp_path):
     folder.mkdir()
     write(folder / "0.parquet", T="K")
     write(folder / "1.parquet", T="degC")
-    with pytest.raises(UsageError, match=r"'T' have several units(.|\n)*K, degC"):
+    with pytest.raises(UsageError, match=r"wrong unit for input 'T'(.|\n)*degC"):
         torchferry.evaluate_to_file(spring, folder, results)
+    # One unit in two spellings, and none.
+    write(folder / "1.parquet", T="kelvin", **{"x[1]": "mm"})
+    assert torchferry.evaluate_to_file(spring, folder, results).unchecked_units == ()
 
 
 def test_what_was_not_compared_is_said(spring, tmp_path, capfd):
@@ -232,6 +242,6 @@ def test_a_unit_without_a_meaning_is_noted(tmp_path, capfd):
     arguments = ["export", f"{tmp_path / 'model.py'}:Twice", "-o", str(tmp_path / "twice.pt")]
     with skip_gate():
         assert run([*arguments, "--unit", "dose=dpa"]) == 0
-        assert "units: dpa of dose: pint does not know it" in capfd.readouterr().out
+        assert "units: dpa of dose: it is not read as a unit" in capfd.readouterr().out
         assert run([*arguments, "--unit", "dos=dpa"]) == 2
     assert "did you mean 'dose'" in capfd.readouterr().err

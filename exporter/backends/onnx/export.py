@@ -5,7 +5,6 @@ torch's and onnxscript's own optimiser is left out: its rules treat constants ne
 
 from __future__ import annotations
 
-import contextlib
 import re
 import signal
 import time
@@ -32,7 +31,7 @@ from exporter.common.forking import ForkFailedError, run_in_fork
 CONTRACT, METHOD, ORIGIN_KEY = "torchferry.contract", "torchferry.method", "torchferry.origin"
 # Dtypes of onnxruntime, by their names in the contract.
 DTYPES = ("bool", "int8", "int16", "int32", "int64", "uint8", "float16", "float32", "float64")
-# Seconds that no elements may take, and how many times those of one: it is then taken for endless.
+# Seconds that no elements may take, and how many times those of loading the model: it is then taken for endless.
 EMPTY_SECONDS, EMPTY_FACTOR = 5.0, 20.0
 _FX_NODE = "pkg.torch.onnx.fx_node"
 _NODE = re.compile(r"%(\w+) :")
@@ -190,21 +189,21 @@ def _run_empty_batch(models: Mapping[str, Any], contract: Contract) -> str:
     options.log_severity_level = 4
     # What does not end in a kernel is ended by the system: no handler of Python would run.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])
     for name, model in models.items():
+        begun = time.perf_counter()
         try:
             session = onnxruntime.InferenceSession(onnx_ir.to_proto(model).SerializeToString(), options)
         except Exception:
             # The batch is not the cause: verification reports it.
             return ""
-        begun = time.perf_counter()
-        with contextlib.suppress(Exception):
-            session.run(None, _make_zeros(contract, name, 1))
         signal.setitimer(signal.ITIMER_REAL, EMPTY_SECONDS + EMPTY_FACTOR * (time.perf_counter() - begun))
         try:
-            outputs: Any = session.run(None, _make_zeros(contract, name, 0))
+            outputs: Any = session.run(None, _make_empty(contract, name))
         except Exception as error:
             return f"onnxruntime {onnxruntime.__version__} does not take it ({summarize_error(error)[:160]})"
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
         sizes = dict.fromkeys(list_dynamic_sizes(contract.inputs), 0)
         batch_shape = (0,) if contract.batch.ndim else ()
         output_specs = [contract.output_spec(o) for o in contract.methods[name].outputs]
@@ -213,11 +212,11 @@ def _run_empty_batch(models: Mapping[str, Any], contract: Contract) -> str:
     return ""
 
 
-def _make_zeros(contract: Contract, method: str, size: int) -> dict[str, Any]:
-    """Return inputs of a method with so many elements, by their names in its model."""
+def _make_empty(contract: Contract, method: str) -> dict[str, Any]:
+    """Return inputs of a method without elements, by their names in its model."""
     specs = [contract.input_spec(name) for name in contract.methods[method].inputs]
-    sizes = dict.fromkeys(list_dynamic_sizes(contract.inputs), size)
-    batch_shape = (size,) if contract.batch.ndim else ()
+    sizes = dict.fromkeys(list_dynamic_sizes(contract.inputs), 0)
+    batch_shape = (0,) if contract.batch.ndim else ()
     shapes = [(*batch_shape, *spec.resolve_shape(sizes)) for spec in specs]
     arrays = [torch.zeros(shape, dtype=getattr(torch, s.dtype)).numpy() for shape, s in zip(shapes, specs, strict=True)]
     return dict(zip(list_names(contract, method)[0], arrays, strict=True))

@@ -148,8 +148,7 @@ class ImplicitUpdate(nn.Module):
                 where = f"variable {guess.name!r}"
                 mend = "a predictor that returns the unknown in its own shape"
                 raise UsageError(what, where=where, got=guess.describe(), expected=spec.describe(), mend=mend)
-            owner = "predictor" if unknown in self._predictor_outputs else guess.name
-            merge_units(spec, dataclasses.replace(guess, name=unknown), ("residual", owner))
+            self._unknowns[unknown] = dataclasses.replace(spec, unit=_merge_unknown_units(spec, guess, specs))
         guesses = [self._guess_names[n] for n in pairs if n not in self._predictor_outputs]
         inputs = dict.fromkeys([*self._given_names, *guesses, *self._predictor_inputs])
         self.signature = Signature(tuple(specs[n] for n in inputs), tuple(self._unknowns.values()))
@@ -239,6 +238,19 @@ def _require_signature(module: nn.Module, what: str) -> Signature:
             mend="wrap it: Part(module, inputs={'x': (3,)}, outputs={'x_residual': (3,)})",
         )
     return signature
+
+
+def _merge_unknown_units(spec: TensorSpec, guess: TensorSpec, inputs: dict[str, TensorSpec]) -> str:
+    """Return the unit of an unknown, its first guess and its previous value, which gets it among the ``inputs``."""
+    before = f"{spec.name}~1"
+    unit = spec.unit
+    for other in (guess, inputs.get(before, spec)):
+        merged = dataclasses.replace(spec, unit=unit)
+        owner = "predictor" if other.name == spec.name else other.name
+        unit = merge_units(merged, dataclasses.replace(other, name=spec.name), ("residual", owner))
+    for name in {before, spec.name} & inputs.keys():
+        inputs[name] = dataclasses.replace(inputs[name], unit=inputs[name].unit or unit)
+    return unit
 
 
 def _match_unknowns(pairs: Mapping[str, str], signature: Signature) -> dict[str, TensorSpec]:

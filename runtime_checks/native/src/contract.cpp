@@ -126,16 +126,18 @@ std::string unit_of(const Field& item) {
   if (!unit.empty()) {
     check_name(unit, "a unit");
     if (unit.front() == ' ' || unit.back() == ' ') item.broken(in_quotes(unit), "a unit without spaces around it");
+    if (count_characters(unit) > kMaxUnit)
+      item.broken(std::to_string(count_characters(unit)) + " characters", "a unit of at most " + std::to_string(kMaxUnit));
   }
   return unit;
 }
 
 /// The unit of differences on a scale whose zero is none: those of degrees Celsius are kelvins.
 std::string of_difference(const std::string& unit) {
-  static const std::set<std::string> celsius = {"degC", "celsius", "degree_Celsius", "\u00b0C", "Celsius", "degree_C",
-                                                "degrees_celsius"};
-  static const std::set<std::string> fahrenheit = {"degF", "fahrenheit", "degree_Fahrenheit", "\u00b0F", "Fahrenheit",
-                                                   "degree_F"};
+  static const std::set<std::string> celsius = {"degC", "celsius", "degree_Celsius", "degreeC", "\u00b0C", "Celsius",
+                                                "degree_C", "degrees_celsius"};
+  static const std::set<std::string> fahrenheit = {"degF", "fahrenheit", "degree_Fahrenheit", "degreeF", "\u00b0F",
+                                                   "Fahrenheit", "degree_F"};
   return celsius.count(unit) ? "K" : fahrenheit.count(unit) ? "degR" : unit;
 }
 
@@ -143,7 +145,7 @@ std::string of_difference(const std::string& unit) {
 std::string divide_units(const std::string& of, const std::string& by) {
   if (of.empty() || by.empty()) return "";
   const auto above = of_difference(of), below = of_difference(by);
-  return below == "1" ? above : above + "/(" + below + ")";
+  return below == "1" || below == "dimensionless" ? above : above + "/(" + below + ")";
 }
 
 std::map<std::string, Variable> variables(const Field& list, std::vector<std::string>& open) {

@@ -11,6 +11,7 @@ constexpr uint64_t kMaxInflatedBytes = uint64_t{1} << 30;
 constexpr size_t kMaxContractBytes = size_t{1} << 23;
 constexpr size_t kMaxItems = 10'000;
 constexpr size_t kMaxName = 500;
+constexpr size_t kMaxUnit = 200;
 constexpr size_t kMaxText = 100'000;
 constexpr size_t kMaxRank = 64;
 constexpr int64_t kMaxSize = int64_t{1} << 40;

@@ -145,9 +145,9 @@ class RecordsModule:
     def __init__(self, archive, device):
         pt_archive = importlib.import_module("exporter.archive.pt_archive")
         opened = pt_archive.read(pathlib.Path(archive))
-        self.methods = list(opened.contract.methods)
         self.saved = importlib.import_module("exporter.saved_code.saved_module").SavedModule(opened, device)
-        self.saved.prepare(self.methods)
+        self.saved.prepare(list(opened.contract.methods))
+        self.methods = sorted(self.saved.method_names)
 
     def named_parameters(self):
         """Return the parameters by name."""

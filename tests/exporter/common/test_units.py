@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from project import ROOT
 
-from exporter.common.units import divide_units, find_conversion, is_known, spell_in_ascii
+from exporter.common.units import _DIFFERENCES, divide_units, find_conversion, is_known, spell_in_ascii
 
 UNITS = ["MPa", "Pa", "N/mm^2", "N mm-2", "kg m-3", "g/cm**3", "1/s", "Hz", "K", "degC", "1", "%", "J/(kg K)", "µm"]
 
@@ -31,6 +33,13 @@ UNITS = ["MPa", "Pa", "N/mm^2", "N mm-2", "kg m-3", "g/cm**3", "1/s", "Hz", "K",
         ("mV", "MV", 1e-9, 0),
         ("mm/(mm)", "1", 1, 0),
         ("N⋅m", "N m", 1, 0),
+        ("m2.s-1", "m^2/s", 1, 0),
+        ("kg.m-1.s-2", "Pa", 1, 0),
+        ("m^0.1 m^0.2", "m^0.3", 1, 0),
+        ("dimensionless", "1", 1, 0),
+        ("MPa/(dimensionless)", "MPa", 1, 0),
+        ("curie", "Bq", 3.7e10, 0),
+        ("a/b c".replace("a", "J").replace("b", "kg").replace("c", "K"), "J K/kg", 1, 0),
         ("m s⁻²", "m/s^2", 1, 0),
         ("MPa m^0.5", "MPa*m**0.5", 1, 0),
         ("metres", "m", 1, 0),
@@ -54,7 +63,7 @@ def test_conversions(unit, wanted, factor, offset):
     ("unit", "wanted"),
     [("m", "s"), ("MPa", "1"), ("dpa", "MPa"), ("dBm", "mW"), ("1", "dpa"), ("m", "m^2"),
      ("rad/s", "Hz"), ("rpm", "Hz"), ("Bq", "Hz"), ("Gy", "Sv"), ("Pas", "Pa"), ("mPas", "mPa"), ("Nm", "N m"),
-     ("mb", "hPa")],
+     ("mb", "hPa"), ("kNm", "kN m"), ("rps", "Hz"), ("cps", "Bq"), ("rem", "cGy"), ("lm", "cd"), ("deg C", "degC")],
 )  # fmt: skip
 def test_no_conversion(unit, wanted):
     """Of one dimension may be what is counted differently, and what pint reads as nobody means it."""
@@ -82,6 +91,9 @@ def test_no_conversion(unit, wanted):
             "12",
             "m 3",
             "Nm",
+            "kNm",
+            "m\u0663",
+            "deg C",
             "mb",
             "Pas",
         ),
@@ -128,6 +140,15 @@ def test_the_unit_of_a_derivative():
     assert conversion.is_identity
 
 
+def test_the_native_library_has_the_same_differences():
+    text = (ROOT / "runtime_checks" / "native" / "src" / "contract.cpp").read_text()
+    function = text.partition("std::string of_difference")[2].partition("\n}\n")[0].replace("\\u00b0", "°")
+    natively = dict.fromkeys(re.findall('"([^"]+)"', function.partition("fahrenheit")[0]), "K")
+    natively |= dict.fromkeys(re.findall('"([^"]+)"', function.partition("fahrenheit")[2].partition("}")[0]), "degR")
+    assert natively == _DIFFERENCES
+    assert all(is_known(unit) for unit in natively)
+
+
 @given(st.sampled_from(UNITS), st.sampled_from(UNITS))
 def test_the_way_back_is_the_inverse(unit, wanted):
     there, back = find_conversion(unit, wanted), find_conversion(wanted, unit)
@@ -167,5 +188,5 @@ def test_a_hostile_text_costs_nothing(text):
 
 
 def test_units_in_ascii():
-    spelled = [spell_in_ascii(unit) for unit in ("°C", "µm", "m²", "kg m⁻³", "Ω", "N⋅m", "MPa")]
-    assert spelled == ["degC", "um", "m^2", "kg m^-3", "ohm", "N m", "MPa"]
+    spelled = [spell_in_ascii(unit) for unit in ("°C", "µm", "m²", "m^²", "kg m⁻³", "Ω", "N⋅m", "MPa")]
+    assert spelled == ["degC", "um", "m^2", "m^2", "kg m^-3", "ohm", "N m", "MPa"]

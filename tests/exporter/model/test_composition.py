@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+import torchferry
 from exporter.archive.tensor_spec import Signature, TensorSpec
 from exporter.common.errors import UsageError
 from exporter.model.composition import ComposedModel, Part
@@ -121,6 +122,16 @@ def test_the_unit_does_not_depend_on_the_order():
     ]
     units = [compose(order) for order in itertools.permutations(modules)]
     assert units == [{"x": "mm", "stress": "N/mm^2", "y": "", "z": "1"}] * 6
+
+
+def test_the_first_of_the_list_says_how_values_are_drawn():
+    draws = [torchferry.Sampling("uniform", 0.0, 1.0), torchferry.Sampling("uniform", 5.0, 9.0)]
+    parts = [
+        Part(nn.Identity(), {"x": TensorSpec("x", sampling=draw)}, {name: ()}, name=name)
+        for name, draw in zip("za", draws, strict=True)
+    ]
+    assert ComposedModel(parts).signature.inputs[0].sampling == draws[0]
+    assert ComposedModel(parts[::-1]).signature.inputs[0].sampling == draws[1]
 
 
 def test_two_takers_must_agree():

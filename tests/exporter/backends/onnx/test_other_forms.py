@@ -108,4 +108,4 @@ def test_a_batch_that_the_runtime_does_not_end_is_left_out_soon(monkeypatch):
     monkeypatch.setattr(export, "EMPTY_SECONDS", 0.5)
     begun = time.monotonic()
     assert "does not end" in export.probe_empty_batch({"forward": model}, contracts.contract())
-    assert time.monotonic() - begun < 30
+    assert 0.5 < time.monotonic() - begun < 30

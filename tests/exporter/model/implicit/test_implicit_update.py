@@ -60,6 +60,7 @@ def test_units_of_residual_and_predictor_agree():
 
     assert make(guess="N/mm^2") == {"before": "", "dt": "s", "x": "MPa"}
     assert make(dt="", step="s")["dt"] == "s"
+    assert make(x="")["x"] == "MPa"
     with pytest.raises(UsageError, match=r"'x' has two units(.|\n)*kPa in 'predictor'(.|\n)*MPa as in 'residual'"):
         make(guess="kPa")
     with pytest.raises(UsageError, match=r"'dt' has two units(.|\n)*hour in 'predictor'"):
@@ -67,6 +68,11 @@ def test_units_of_residual_and_predictor_agree():
     taken = {"x": TensorSpec("x", unit="MPa"), "x~1": TensorSpec("x~1", unit="Pa"), "dt": ()}
     with pytest.raises(UsageError, match=r"Pa in 'x~1'"):
         torchferry.ImplicitUpdate(Part(Decay(), taken, {"x_residual": ()}), ["x"])
+    predictor = Part(nn.Identity(), {"x~1": TensorSpec("x~1", unit="Pa")}, {"x": TensorSpec("x", unit="MPa")})
+    with pytest.raises(UsageError, match=r"Pa in 'x~1'"):
+        torchferry.ImplicitUpdate(Part(Decay(), taken, {"x_residual": ()}), ["x"], predictor=predictor)
+    alone = torchferry.ImplicitUpdate(Part(Decay(), taken | {"x~1": ()}, {"x_residual": ()}), ["x"])
+    assert {s.name: s.unit for s in alone.signature.inputs} == {"x~1": "MPa", "dt": ""}
 
 
 @pytest.mark.parametrize("shape", [(2,), TensorSpec("x", dtype="float32")], ids=["shape", "dtype"])
