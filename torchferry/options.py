@@ -28,11 +28,10 @@ class ExportOptions:
     """``models`` of the source, written to ``output`` in the ``formats``: a file, or a folder for several models.
 
     ``renames`` are rules for names in the contract, ``units`` for units there, ``inputs`` a file of warmup inputs or a
-    dict by name,
-    ``per_element`` patterns of parameters that become inputs, ``batch`` whether a model without a signature has one,
-    ``against`` an earlier archive; ``on_failure`` overrides what an implicit model returns for elements that do not
-    converge; ``command`` is how the user asked for it. ``capture``, ``write`` and ``verify`` are the options of these
-    stages; ``watch`` is told of each step. Raises ``UsageError`` for what contradicts itself."""
+    dict by name, ``per_element`` patterns of parameters that become inputs, ``batch`` whether a model without a
+    signature has one, ``against`` an earlier archive; ``on_failure`` overrides what an implicit model returns for
+    elements that do not converge; ``command`` is how the user asked for it. ``capture``, ``write`` and ``verify`` are
+    the options of these stages; ``watch`` is told of each step. Raises ``UsageError`` for what contradicts itself."""
 
     models: tuple[str, ...] = ()
     output: Path | None = None

@@ -6,6 +6,7 @@ import dataclasses
 import fnmatch
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from exporter.archive.contract import Contract, Finding
 from exporter.archive.contract_text import check_unit
@@ -40,14 +41,13 @@ def assign_units(contract: Contract, rules: Sequence[UnitRule]) -> Contract:
     no rule says another.
 
     Raises ``UsageError`` for a rule that matches nothing, and for two units of one name."""
-    specs = (*contract.inputs, *contract.outputs, *contract.parameters)
-    units = _choose_units(rules, list(dict.fromkeys(spec.name for spec in specs)))
-    contract = dataclasses.replace(
-        contract,
-        inputs=tuple(dataclasses.replace(s, unit=units.get(s.name, s.unit)) for s in contract.inputs),
-        outputs=tuple(dataclasses.replace(s, unit=units.get(s.name, s.unit)) for s in contract.outputs),
-        parameters=tuple(dataclasses.replace(s, unit=units.get(s.name, s.unit)) for s in contract.parameters),
-    )
+    roles = {"inputs": contract.inputs, "outputs": contract.outputs, "parameters": contract.parameters}
+    units = _choose_units(rules, list(dict.fromkeys(spec.name for specs in roles.values() for spec in specs)))
+    assigned: dict[str, Any] = {
+        role: tuple(dataclasses.replace(spec, unit=units.get(spec.name, spec.unit)) for spec in specs)
+        for role, specs in roles.items()
+    }
+    contract = dataclasses.replace(contract, **assigned)
     return dataclasses.replace(contract, findings=(*contract.findings, *_find_unknown(contract)))
 
 

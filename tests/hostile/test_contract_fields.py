@@ -12,8 +12,17 @@ import pytest
 from contract_fields import format_fields
 from forging import CHANGES, list_places
 from project import ARTIFACTS, ROOT, mark_rest_thorough
-from tampering import records, rewrite
-from two_readers import TF_ERROR_ARCHIVE, TF_ERROR_MISMATCH, TF_OK, read_in_python, read_natively
+from tampering import change_contract, records, rewrite
+from two_readers import (
+    TF_ERROR_ARCHIVE,
+    TF_ERROR_MISMATCH,
+    TF_OK,
+    Forge,
+    expect_taken,
+    list_wrong_answers,
+    read_in_python,
+    read_natively,
+)
 
 from exporter.archive.pt_archive import CONTRACT
 from runtime_checks.verification import collect_report
@@ -55,6 +64,16 @@ def test_both_readers_agree(name, share, tmp_path):
     assert not problems, f"{len(problems)} of {len(files)}:\n" + "\n".join(problems[:40])
     refusals = sum(status == TF_ERROR_ARCHIVE for status, _ in native)
     assert len(files) // 2 < refusals < len(files)
+
+
+def test_both_readers_agree_on_units(tmp_path):
+    def say(unit: str) -> Forge:
+        return lambda path: change_contract(path, lambda contract: contract["outputs"][0].update(unit=unit))
+
+    refused = dict.fromkeys(["n" * 201, " MPa", "MPa ", "M\x1b[2JPa", "M\uffffPa"], "unit")
+    forgeries = {repr(unit): (say(unit), reason) for unit, reason in refused.items()}
+    forgeries |= expect_taken({repr(unit): say(unit) for unit in ("", "n" * 200, "\u00b5" * 200, "kg m-3")})
+    assert not list_wrong_answers(ARTIFACTS / "rates.pt", forgeries, tmp_path)
 
 
 def has_other_numbers(file: Path) -> bool:

@@ -26,7 +26,8 @@ def command(
     runtime: Annotated[
         str,
         Option(
-            help="Where it runs: python, libtorch, interpreter (without TorchScript), several; c: the kernel in it."
+            help="Where it runs: python, libtorch, interpreter (without TorchScript), several; c: the kernel in it. "
+            "Default: the usual one."
         ),
     ] = "",
     device: DeviceOption = "cpu",

@@ -15,7 +15,7 @@ import torch
 
 from exporter import __version__
 from exporter.archive.contract import Contract, name_output
-from exporter.archive.tensor_spec import list_dynamic_sizes
+from exporter.archive.tensor_spec import TensorSpec, list_dynamic_sizes
 from exporter.backends.onnx import float64_precision
 from exporter.backends.onnx.elementary_functions import build_function_table
 from exporter.backends.onnx.fourier_transforms import replace_inverse_transforms
@@ -204,10 +204,8 @@ def _run_empty_batch(models: Mapping[str, Any], contract: Contract) -> str:
             return f"onnxruntime {onnxruntime.__version__} does not take it ({summarize_error(error)[:160]})"
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
-        sizes = dict.fromkeys(list_dynamic_sizes(contract.inputs), 0)
-        batch_shape = (0,) if contract.batch.ndim else ()
-        output_specs = [contract.output_spec(o) for o in contract.methods[name].outputs]
-        if any(v.shape != (*batch_shape, *s.resolve_shape(sizes)) for v, s in zip(outputs, output_specs, strict=True)):
+        shapes = [_shape_empty(contract, contract.output_spec(o)) for o in contract.methods[name].outputs]
+        if [value.shape for value in outputs] != shapes:
             return f"onnxruntime {onnxruntime.__version__} returns another shape"
     return ""
 
@@ -215,11 +213,14 @@ def _run_empty_batch(models: Mapping[str, Any], contract: Contract) -> str:
 def _make_empty(contract: Contract, method: str) -> dict[str, Any]:
     """Return inputs of a method without elements, by their names in its model."""
     specs = [contract.input_spec(name) for name in contract.methods[method].inputs]
-    sizes = dict.fromkeys(list_dynamic_sizes(contract.inputs), 0)
-    batch_shape = (0,) if contract.batch.ndim else ()
-    shapes = [(*batch_shape, *spec.resolve_shape(sizes)) for spec in specs]
-    arrays = [torch.zeros(shape, dtype=getattr(torch, s.dtype)).numpy() for shape, s in zip(shapes, specs, strict=True)]
+    arrays = [torch.zeros(_shape_empty(contract, s), dtype=getattr(torch, s.dtype)).numpy() for s in specs]
     return dict(zip(list_names(contract, method)[0], arrays, strict=True))
+
+
+def _shape_empty(contract: Contract, spec: TensorSpec) -> tuple[int, ...]:
+    """Return the shape of a variable where there are no elements."""
+    sizes = dict.fromkeys(list_dynamic_sizes(contract.inputs), 0)
+    return (*((0,) if contract.batch.ndim else ()), *spec.resolve_shape(sizes))
 
 
 def list_operators(models: Sequence[Any]) -> tuple[str, ...]:

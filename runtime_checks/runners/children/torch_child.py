@@ -143,6 +143,7 @@ class RecordsModule:
     """The methods of an archive, read from its records and evaluated by torchferry, with the interface of a module."""
 
     def __init__(self, archive, device):
+        # Not above: processes for other files can import nothing of torchferry.
         pt_archive = importlib.import_module("exporter.archive.pt_archive")
         opened = pt_archive.read(pathlib.Path(archive))
         self.saved = importlib.import_module("exporter.saved_code.saved_module").SavedModule(opened, device)

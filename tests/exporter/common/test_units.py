@@ -39,7 +39,8 @@ UNITS = ["MPa", "Pa", "N/mm^2", "N mm-2", "kg m-3", "g/cm**3", "1/s", "Hz", "K",
         ("dimensionless", "1", 1, 0),
         ("MPa/(dimensionless)", "MPa", 1, 0),
         ("curie", "Bq", 3.7e10, 0),
-        ("a/b c".replace("a", "J").replace("b", "kg").replace("c", "K"), "J K/kg", 1, 0),
+        ("J/kg K", "J K/kg", 1, 0),
+        ("J/(kg K)", "J kg-1 K-1", 1, 0),
         ("m s⁻²", "m/s^2", 1, 0),
         ("MPa m^0.5", "MPa*m**0.5", 1, 0),
         ("metres", "m", 1, 0),
@@ -182,9 +183,11 @@ HOSTILE = {
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE.keys())
 def test_a_hostile_text_costs_nothing(text):
     """Pint would compute powers of sixty for ever, or search the square of the length."""
+    # pint loads its units once, which is not what is measured.
+    assert is_known("s")
     begun = time.process_time()
     assert find_conversion(text, "s") is None
-    assert time.process_time() - begun < 20.0
+    assert time.process_time() - begun < 1.0
 
 
 def test_units_in_ascii():

@@ -6,6 +6,7 @@ import contextvars
 import shutil
 from pathlib import Path
 
+import house
 import pytest
 import torch
 from project import ARTIFACTS, ROOT
@@ -15,7 +16,7 @@ import torchferry
 from exporter.archive import pt_archive
 from exporter.common.errors import MissingRuntimeError, RunError
 from runtime_checks.report import FAILED, PASSED
-from runtime_checks.runners import fork_server, selection
+from runtime_checks.runners import fork_server, python_runner, selection
 from runtime_checks.runners.base import Call
 from runtime_checks.runners.python_runner import RECORDS, PythonRunner
 from torchferry.cli.app import run
@@ -102,6 +103,11 @@ def test_the_process_has_the_reader_alone(tmp_path):
     assert "neml2" in refused
     assert "exporter" not in refused
     assert not any(outcome == "imported" for outcome in refused.values())
+
+
+def test_the_reader_is_the_floors_that_see_files_alone():
+    (package, parts) = next(iter(python_runner._FLOORS.items()))
+    assert tuple(f"{package}.{part}" for part in parts) == house.OF_FILES
 
 
 def test_a_planted_fault_is_seen(tmp_path, capfd):
