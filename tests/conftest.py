@@ -79,6 +79,13 @@ def without_the_gate() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module")
+def file_without_the_gate() -> Iterator[None]:
+    """The same for all tests and fixtures of a file."""
+    with skip_gate():
+        yield
+
+
 @pytest.fixture
 def without_verification(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests of the stages before it."""

@@ -445,21 +445,21 @@ def verify(
     envelope: str = "off",
     trust: str = "graphs",
     public_key: str | Path | None = None,
+    jobs: int | None = None,
     progress: Callable[[str], Any] = lambda text: None,
 ) -> Report:
     """Check a file in fresh processes without its source library, as ``torchferry verify`` does.
 
     Args:
         path: An archive, or a container of another format.
-        runtimes: Where it runs: ``"python"``, ``"libtorch"``, ``"interpreter"`` (without TorchScript), ``"c"`` (the
-            kernel in an archive); by default the usual one.
+        runtimes: ``"python"``, ``"libtorch"``, ``"interpreter"`` (without TorchScript), ``"c"``; by default the usual.
         devices: On what: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, or several.
         time_limit: Seconds for each process.
         memory_limit: GiB for each process.
-        envelope: What becomes of stored inputs outside the range of values that was checked: ``"error"``, ``"warn"`` or
-            ``"off"``.
+        envelope: What becomes of stored inputs outside the range that was checked: ``"error"``, ``"warn"``, ``"off"``.
         trust: ``"native"`` lets native code run that was not made here: a ``.pt2``, a kernel.
         public_key: The key that has to have signed the file.
+        jobs: As in ``export``, for the runtime ``"python"``.
         progress: Called with texts on the build of the native library.
 
     Returns:
@@ -478,7 +478,7 @@ def verify(
         ```
     """
     key = Path(public_key) if public_key is not None else None
-    jobs = choose_jobs(None)
+    jobs = choose_jobs(jobs)
     options = VerifyOptions(runtimes, devices, time_limit, memory_limit, envelope, progress, jobs, trust, key)
     format_name = infer_file_format(Path(path))
     return FileVerifier(options, [format_name]).verify(Path(path), format_name)

@@ -149,6 +149,7 @@ def without_numbers(line: str) -> str:
     return re.sub(r"\d+", "0", " ".join(line.split()))
 
 
+@pytest.mark.thorough
 def test_the_demo_prints_what_the_readme_shows(folder):
     recipe = (ROOT / "Makefile").read_text().split("demo: .venv/installed\n")[1].split("\n\n")[0]
     commands = [line.strip().replace("$(BIN)/", "").replace("$$", "$") for line in recipe.splitlines()]

@@ -21,6 +21,7 @@ def run_exams(*arguments):
     )
 
 
+@pytest.mark.thorough
 def test_without_a_suite_all_are_run():
     done = run_exams("--only", "no case has this name")
     assert done.returncode == 0, done.stderr

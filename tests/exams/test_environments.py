@@ -42,6 +42,7 @@ def test_packages_are_installed_once(tmp_path, monkeypatch):
         ensure_packages(wanted)
 
 
+@pytest.mark.thorough
 def test_a_package_that_is_not_there(tmp_path, monkeypatch):
     """What the first call has left is no environment for the second."""
     monkeypatch.setenv("TORCHFERRY_CACHE", str(tmp_path / "cache"))

@@ -45,6 +45,7 @@ def write_through_a_view(x):
     return y.sum(0)
 
 
+@pytest.mark.thorough
 def test_a_sound_case_is_verified_in_every_pipeline():
     pipelines = tuple(name for name in PIPELINES if name not in ("pt2", "digits", "laws", "published"))
     (cells,) = examine([make_case(write_through_a_view, (3, 2), pipelines=pipelines)], [{}])

@@ -39,6 +39,7 @@ def test_a_wrong_jacobian_is_seen():
     assert "the Jacobian is off by 1e-01" in explain("HIRES", jacobian_factor=1.1)
 
 
+@pytest.mark.thorough
 def test_a_kernel_into_radau():
     case = odes.make_case("HIRES", 1)
     (cells,) = examine([case], [{}], ["digits"])

@@ -16,6 +16,7 @@ from exams.onnx_equivalents import BUILDERS, NodeCall
 from exams.suites import onnx_nodes
 
 
+@pytest.mark.thorough
 def test_many_operators_have_an_equivalent():
     names = onnx_nodes.list_cases()
     assert len(names) > 100

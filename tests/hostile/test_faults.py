@@ -38,6 +38,7 @@ def list_names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
+@pytest.mark.thorough
 def test_two_exports_of_one_file(tmp_path):
     """Each is whole, the last one stays, and neither has anything of the other."""
     processes = [start(tmp_path, "export", DECAY, "-o", "decay.pt", HOME=str(tmp_path)) for _ in range(2)]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from project import ARTIFACTS, ROOT
+from project import ARTIFACTS, ROOT, mark_thorough_after
 
 import torchferry
 from exporter.archive import pt_archive
@@ -70,7 +70,7 @@ def test_what_runs_no_foreign_code_works(folder, command):
     assert done.stdout
 
 
-@pytest.mark.parametrize("command", REFUSED)
+@pytest.mark.parametrize("command", mark_thorough_after(4, REFUSED))
 def test_what_needs_forks_says_so_and_writes_nothing(folder, command):
     before = sorted(folder.iterdir())
     done = run_without(folder, "-c", COMMAND, *command.split())

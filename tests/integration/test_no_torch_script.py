@@ -129,6 +129,7 @@ def test_conversions_are_verified(name, kind, suffix, tmp_path):
     assert convert_without(name, kind, tmp_path / f"{name}{suffix}")
 
 
+@pytest.mark.thorough
 def test_a_kernel_is_the_one_that_is_made_elsewhere(tmp_path):
     """Its sources are the same bytes, but for the lines that operators came from."""
     assert convert_without("robertson", "c", tmp_path / "robertson")
@@ -147,6 +148,7 @@ def read_code(folder) -> list[str]:
     ]
 
 
+@pytest.mark.thorough
 def test_a_data_set_is_evaluated_there(tmp_path):
     rng = np.random.default_rng(0)
     archive = pt_archive.read(ARTIFACTS / "robertson.pt")

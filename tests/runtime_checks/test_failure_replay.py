@@ -16,6 +16,8 @@ from runtime_checks.failure_replay import Failures, read_failures, replay_iterat
 from torchferry import ImplicitUpdate, Settings, Signature
 from torchferry.cli.app import run
 
+pytestmark = pytest.mark.usefixtures("file_without_the_gate")
+
 F = torch.float64
 MAX_ITS = 6
 

@@ -23,6 +23,8 @@ from exporter.model.eager.recorded_history import record_load_history
 from runtime_checks import history_plot, load_history, native_build
 from torchferry.cli.app import run
 
+pytestmark = pytest.mark.usefixtures("file_without_the_gate")
+
 STEPS, ROWS = 12, 5
 
 

@@ -11,7 +11,7 @@ import numpy
 import pytest
 import torch
 from native_build import verify_natively
-from project import ARTIFACTS
+from project import ARTIFACTS, mark_thorough_after
 from torch import nn
 
 import torchferry
@@ -20,6 +20,8 @@ from runtime_checks import load_path, mixed_control
 from runtime_checks.mixed_control import CONTROL_STATUS, MaterialPoints, check_control
 from runtime_checks.result_tables import check_result_path
 from torchferry.cli.app import run
+
+pytestmark = pytest.mark.usefixtures("file_without_the_gate")
 
 F = torch.float64
 RETURN_MAP = ARTIFACTS / "return_map.pt"
@@ -265,7 +267,7 @@ def test_files_that_have_no_material_points(write, tmp_path):
             follow(write("x\n0\n1\n"), tmp_path / "m.pt")
 
 
-@pytest.mark.parametrize("suffix", [".csv", ".npz", ".parquet", ".pt"])
+@pytest.mark.parametrize("suffix", mark_thorough_after(2, [".csv", ".npz", ".parquet", ".pt"]))
 def test_results_in_every_format(write, tmp_path, suffix):
     output = tmp_path / f"out{suffix}"
     assert run(["run", str(RETURN_MAP), "--table", str(write(UNIAXIAL)), "-o", str(output)]) == 0

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from cubic_models import update
+from project import mark_thorough_after
 
 import torchferry
 from exporter.common.errors import WarmupError
@@ -22,7 +23,7 @@ def test_the_number_of_jobs_leaves_no_trace(tmp_path):
     assert (tmp_path / "1.pt").read_bytes() == (tmp_path / "2.pt").read_bytes()
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("jobs", mark_thorough_after(1, [2, 1]))
 def test_cases_are_made_once_and_beside_the_file(jobs, tmp_path, monkeypatch):
     calls = tmp_path / "calls"
     original = pipeline.make_cases
@@ -38,7 +39,7 @@ def test_cases_are_made_once_and_beside_the_file(jobs, tmp_path, monkeypatch):
     assert (int(line) == os.getpid()) == (jobs == 1)
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("jobs", mark_thorough_after(1, [2, 1]))
 def test_an_error_in_the_cases_leaves_no_file(jobs, tmp_path, monkeypatch):
     def fail(*arguments: Any) -> Any:
         raise WarmupError("as planted")

@@ -45,6 +45,10 @@ def command(
         ),
     ] = False,
     key: Annotated[Path | None, Option(help="The public key that has to have signed it.")] = None,
+    jobs: Annotated[
+        int | None,
+        Option("--jobs", "-j", help="How many calls run at the same time in Python. Default: one for each core."),
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Check an archive: its records, and its numbers in a fresh process without the source library.
@@ -77,8 +81,8 @@ def command(
 
         if require_signature and key is None:
             raise UsageError("no key is named", where="--require-signature", mend="add --key with the public key")
-        jobs, trust = choose_jobs(None), choose_trust(allow_native)
-        options = VerifyOptions(runtime, device, time_limit, memory_limit, envelope, err.print, jobs, trust, key)
+        count, trust = choose_jobs(jobs), choose_trust(allow_native)
+        options = VerifyOptions(runtime, device, time_limit, memory_limit, envelope, err.print, count, trust, key)
         format_name = infer_file_format(path)
         report = FileVerifier(options, [format_name]).collect_report(path, format_name)
         if report.passed and json:

@@ -181,6 +181,7 @@ def test_a_key_with_a_passphrase(path, tmp_path, keys):
     check_signature(path, keys[1])
 
 
+@pytest.mark.thorough
 def test_every_kind_of_file_is_signed(compiled_robertson, solid, keys, tmp_path, monkeypatch):
     """Somebody else's native code that a key has signed runs for who names that key."""
     fill_cache(tmp_path / "cache")

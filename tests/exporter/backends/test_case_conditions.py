@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
+from project import mark_thorough_after
 
 import torchferry
 from exporter.archive import pt_archive
 from exporter.backends.case_conditions import leave_out_vague_cases
 from exporter.graph.loading import ScriptedModule, load_module
 from runtime_checks.containers import open_container
+
+pytestmark = pytest.mark.usefixtures("file_without_the_gate")
 
 X = torch.linspace(0.1, 0.4, 6, dtype=torch.float64).reshape(2, 3)
 
@@ -27,7 +30,7 @@ def read_names(path):
     return {case.name for case in pt_archive.read(path).cases()}
 
 
-@pytest.mark.parametrize("name", ["m.onnx", "m.program.pt2", "m.c"])
+@pytest.mark.parametrize("name", mark_thorough_after(1, ["m.c", "m.program.pt2", "m.onnx"]))
 def test_rounding_errors_are_no_cases_of_another_format(name, tmp_path):
     torchferry.export(cancel, inputs={"x": X}, output=tmp_path / "m.pt")
     assert "large_1e+12" in read_names(tmp_path / "m.pt")

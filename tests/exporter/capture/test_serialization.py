@@ -176,6 +176,7 @@ def test_classes_of_ours_have_a_namespace_that_hangs_on_no_file(tmp_path, withou
     assert {path.replace("/", ".") for path in paths} == {"__torch__.torchferry", "__torch__.test_serialization"}
 
 
+@pytest.mark.thorough
 def test_loops_of_ours_have_it_too(tmp_path, neml2, without_the_gate):
     """A Newton solver, a predictor, and the graphs that they call."""
     rows = {name: torch.linspace(0.5, 1.5, 5, dtype=torch.float64) for name in ("A", "b", "strength")}

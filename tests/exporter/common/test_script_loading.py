@@ -15,7 +15,14 @@ from exporter.common.script_loading import KIND, OPERATORS, is_harmless_text, it
 from runtime_checks.runners.children.package_loading import NODE, count_graph_nodes
 
 # What a stranger writes into a constant.
-TEXTS = ["plain", "aten::save(", "\n  %1 : int = aten::save(%2)", '"] (aten::add', "^f(%1)", "__torch__.torch.classes.x"]
+TEXTS = [
+    "plain",
+    "aten::save(",
+    "\n  %1 : int = aten::save(%2)",
+    '"] (aten::add',
+    "^f(%1)",
+    "__torch__.torch.classes.x",
+]
 
 
 def list_functions(path: Path) -> list[Any]:

@@ -11,6 +11,7 @@ from concurrent.futures import BrokenExecutor
 from pathlib import Path
 
 import pytest
+from project import mark_thorough_after
 
 from exporter.common.task_pools import make_pool_factory, run_tasks
 
@@ -42,7 +43,7 @@ def go_on(number):
     work_slowly(number)
 
 
-@pytest.mark.parametrize("work", [work_slowly, go_on])
+@pytest.mark.parametrize("work", mark_thorough_after(1, [work_slowly, go_on]))
 def test_an_interrupt_ends_processes_and_begins_no_other_task(tmp_path, monkeypatch, work):
     monkeypatch.setenv("STARTED", str(tmp_path))
     processes = []

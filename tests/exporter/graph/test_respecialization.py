@@ -22,7 +22,7 @@ from exporter.graph.respecialization import (
 from exporter.saved_code.origin import BACKWARD, FORWARD
 from torchferry.cli.app import app
 
-pytestmark = pytest.mark.usefixtures("without_the_gate")
+pytestmark = pytest.mark.usefixtures("file_without_the_gate")
 
 F = torch.float64
 

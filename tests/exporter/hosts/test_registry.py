@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from material_hosts import Umat, export_function, make, plant, wrap
-from project import ROOT, make_once, need, skip_checks
+from project import ROOT, make_once, mark_thorough_after, need, skip_checks
 
 import torchferry
 from exporter.common.errors import UsageError
@@ -35,7 +35,7 @@ def odd(shared: Path) -> dict[str, Path]:
     return {name: folder / name for name in ("Hiding", "Named", "Shared")}
 
 
-@pytest.mark.parametrize("host", ["casadi", "fmu", "torch", "r", "octave"])
+@pytest.mark.parametrize("host", mark_thorough_after(2, ["casadi", "r", "fmu", "torch", "octave"]))
 def test_names_of_a_stranger_are_only_names(odd, tmp_path, host):
     program = {"r": "Rscript", "octave": "mkoctfile"}.get(host, "cc")
     need(shutil.which(program) is not None, f"{program} is not installed")
@@ -47,7 +47,7 @@ def test_names_of_a_stranger_are_only_names(odd, tmp_path, host):
         compile(path.read_text(), str(path), "exec")
 
 
-@pytest.mark.parametrize("host", ["casadi", "torch"])
+@pytest.mark.parametrize("host", mark_thorough_after(1, ["casadi", "torch"]))
 def test_a_derivative_is_by_the_input_where_a_parameter_has_its_name(odd, tmp_path, host):
     wrap_kernel(host, odd["Shared"], tmp_path / host, None)
     result = make(tmp_path / host, "test")

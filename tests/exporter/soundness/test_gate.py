@@ -102,6 +102,7 @@ class Attention(nn.Module):
         return [self.encoder(*pair) for pair in ((x, mask), (y, other))]
 
 
+@pytest.mark.thorough
 def test_each_question_of_a_library_is_asked_with_another_answer(tmp_path):
     generator = torch.Generator().manual_seed(0)
     inputs = {name: torch.randn(3, 4, dtype=F, generator=generator) for name in ("x", "y")}
@@ -330,6 +331,7 @@ def test_a_custom_function_is_captured_by_its_forward(tmp_path):
     assert "PythonOp" not in opened.graph
 
 
+@pytest.mark.thorough
 def test_the_second_opinion_is_the_same_beside_a_capture():
     opinions = []
     for jobs in (1, 2):

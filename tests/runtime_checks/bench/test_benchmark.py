@@ -134,6 +134,7 @@ def test_too_little_memory_is_said_and_the_rest_is_timed(monkeypatch):
     assert any("10,000,000: left out" in note for note in measured.notes)
 
 
+@pytest.mark.thorough
 def test_a_candidate_that_runs_out_of_memory_is_left_out_of_that_batch():
     def small(threads: int):
         def call(method, inputs):
@@ -171,6 +172,7 @@ def test_a_missing_file(capsys):
     assert run(["bench", "nowhere.pt"]) == 4
 
 
+@pytest.mark.thorough
 def test_the_command_beside_eager_mode(tmp_path, capsys, neml2):
     source = f"{ROOT}/examples/rates/model.i:eq"
     archive = str(ROOT / "artifacts" / "rates.pt")

@@ -21,6 +21,8 @@ from runtime_checks.runners.libtorch_runner import LibtorchRunner
 from runtime_checks.runners.python_runner import PythonRunner
 from runtime_checks.verification import collect_report
 
+pytestmark = pytest.mark.usefixtures("file_without_the_gate")
+
 WITHOUT_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a GPU")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import filecmp
+import itertools
 import json
 import shutil
 import signal
@@ -29,7 +30,7 @@ from data_sets import (
     write_data,
     write_dataset,
 )
-from project import ARTIFACTS, ROOT, skip_checks
+from project import ARTIFACTS, ROOT, mark_thorough_after, skip_checks
 
 import torchferry
 from exporter.common.errors import OutputError, RunError, TorchferryError, UsageError
@@ -39,6 +40,8 @@ from runtime_checks.evaluation.chunk_evaluation import DataRequest, OpenJob, clo
 from runtime_checks.evaluation.evaluation import Evaluation
 from runtime_checks.evaluation.evaluator import FileRequest
 from runtime_checks.failure_replay import read_failures, replay_iterations
+
+STORES = (".zarr", ".nc", ".parquet")
 
 
 def make_pool() -> Executor:
@@ -72,8 +75,10 @@ def data(tmp_path: Path) -> Path:
     return write_data(tmp_path / "steps.zarr", make_steps(100))
 
 
-@pytest.mark.parametrize("suffix", [".zarr", ".nc", ".parquet"])
-@pytest.mark.parametrize("source", [".zarr", ".nc", ".parquet"])
+@pytest.mark.parametrize(
+    ("source", "suffix"),
+    mark_thorough_after(3, sorted(itertools.product(STORES, STORES), key=lambda pair: pair[0] != pair[1])),
+)
 def test_numbers_are_those_of_the_file(tmp_path, source, suffix):
     values = make_steps(100)
     data = write_data(tmp_path / f"steps{source}", values)
@@ -247,7 +252,7 @@ print(result.evaluated, result.kept)
 
 
 # NetCDF is written at the end, from a store of Zarr.
-@pytest.mark.parametrize("suffix", [".zarr", ".parquet"])
+@pytest.mark.parametrize("suffix", mark_thorough_after(1, [".parquet", ".zarr"]))
 def test_kills_change_nothing(tmp_path, data, suffix):
     whole, output = tmp_path / f"whole{suffix}", tmp_path / f"out{suffix}"
     evaluate(data, whole, elements=2)
@@ -293,6 +298,7 @@ def interrupt(data: Path, output: Path, after: int, monkeypatch: pytest.MonkeyPa
     return output.with_name(output.name + ".unfinished")
 
 
+@pytest.mark.thorough
 def test_what_a_killed_process_was_writing_is_removed(tmp_path, data, monkeypatch):
     whole, output = tmp_path / "whole.zarr", tmp_path / "out.zarr"
     evaluate(data, whole)
@@ -312,7 +318,7 @@ def test_a_full_disk_loses_nothing(tmp_path, data, monkeypatch):
     assert have_same_bytes(whole, output)
 
 
-@pytest.mark.parametrize("suffix", [".zarr", ".parquet"])
+@pytest.mark.parametrize("suffix", mark_thorough_after(1, [".zarr", ".parquet"]))
 def test_a_chunk_that_was_changed_is_evaluated_again(tmp_path, data, monkeypatch, suffix):
     whole, output = tmp_path / f"whole{suffix}", tmp_path / f"out{suffix}"
     evaluate(data, whole)

@@ -42,6 +42,7 @@ def test_threads_and_processes_give_the_same_bytes(tmp_path, data):
     assert read_all(evaluate(data, tmp_path / "processes.zarr", "processes:2")) == expected
 
 
+@pytest.mark.thorough
 def test_a_cluster_of_dask_gives_the_same_bytes(tmp_path, data):
     """A scheduler and four workers, as ``dask scheduler`` and ``dask worker`` start them."""
     environment = {**os.environ, "DASK_DISTRIBUTED__DASHBOARD__LINK": ""}
@@ -65,6 +66,7 @@ def test_a_cluster_of_dask_gives_the_same_bytes(tmp_path, data):
     assert results == read_all(evaluate(data, tmp_path / "one.zarr", "threads:1"))
 
 
+@pytest.mark.thorough
 def test_two_ranks_of_mpi_give_the_same_bytes(tmp_path, data):
     need(shutil.which("mpirun") is not None, "there is no mpirun")
     expected = read_all(evaluate(data, tmp_path / "one.zarr", "threads:1"))

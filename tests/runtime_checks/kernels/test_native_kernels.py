@@ -167,6 +167,7 @@ def test_the_folder_itself(solid):
     assert "-DBUILD_SHARED_LIBS=ON" in report["error"]
 
 
+@pytest.mark.thorough
 def test_functions_of_the_same_names_elsewhere(library, solid, tmp_path):
     """What a host links, or has loaded before, does not stand in the place of a kernel's own functions."""
     name = kernel_container.read_manifest(solid.with_suffix(""))["name"]

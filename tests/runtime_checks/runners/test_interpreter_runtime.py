@@ -9,7 +9,7 @@ from pathlib import Path
 import house
 import pytest
 import torch
-from project import ARTIFACTS, ROOT
+from project import ARTIFACTS, ROOT, mark_thorough_after
 from tampering import records, rewrite
 
 import torchferry
@@ -44,7 +44,7 @@ def without_torch_script(monkeypatch, tmp_path):
 
 
 @pytest.mark.usefixtures("without_torch_script")
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", mark_thorough_after(3, NAMES))
 def test_every_archive_is_verified(name):
     (leg,) = torchferry.verify(ARTIFACTS / f"{name}.pt", runtimes="interpreter").legs
     verdicts = {check.check: check.verdict for check in leg.checks}

@@ -15,9 +15,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from project import PLANTED, RATES, ROOT
+from project import ARTIFACTS, PLANTED, RATES, ROOT, mark_thorough_after
 from tampering import change_cases, change_contract, rewrite
 
+import torchferry
 from exporter import __version__
 from torchferry.cli.app import run
 
@@ -185,6 +186,18 @@ def test_inspect_a_kernel_and_an_onnx_container(capfd, eq_path):
     assert "cases.txt" in text
 
 
+def test_verify_takes_as_many_processes_as_it_is_given(capfd):
+    path = ARTIFACTS / "return_map.pt"
+    for jobs in ("1", "2"):
+        assert run(["verify", str(path), "--jobs", jobs, "--json"]) == 0
+        (leg,) = json.loads(capfd.readouterr().out)["legs"]
+        assert leg["evidence"]["processes"] == int(jobs)
+    assert run(["verify", str(path), "--jobs", "0"]) == 2
+    assert "a number from 1 on" in capfd.readouterr().err
+    (leg,) = torchferry.verify(path, jobs=1).legs
+    assert leg.evidence["processes"] == 1
+
+
 def test_json_is_json(capfd, eq_path):
     assert run(["verify", str(eq_path), "--json"]) == 0
     report = json.loads(capfd.readouterr().out)
@@ -320,7 +333,7 @@ def test_a_full_disk():
     assert left_behind() == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", mark_thorough_after(1, [signal.SIGINT, signal.SIGTERM]))
 def test_an_interrupt_leaves_nothing(number):
     process = subprocess.Popen(
         [sys.executable, "-m", "exporter", "export", str(RATES), "--model", "eq", "-o", "eq.pt"],

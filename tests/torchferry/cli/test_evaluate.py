@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from data_sets import RETURN_MAP, make_steps, read_results, write_data
-from project import ROOT
+from project import ROOT, mark_thorough_after
 
 from torchferry.cli import app
 
@@ -108,7 +108,7 @@ def test_a_damaged_file(tmp_path, data, capfd):
     assert "Traceback" not in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("scheduler", ["threads:2", "processes:2"])
+@pytest.mark.parametrize("scheduler", mark_thorough_after(1, ["threads:2", "processes:2"]))
 def test_an_interrupt_keeps_what_is_finished(tmp_path, scheduler):
     data = write_data(tmp_path / "many.zarr", make_steps(3_000))
     out = tmp_path / "out.zarr"
@@ -128,7 +128,7 @@ def test_an_interrupt_keeps_what_is_finished(tmp_path, scheduler):
     assert "chunks kept from before" in text
 
 
-@pytest.mark.parametrize("scheduler", ["threads", "processes:1"])
+@pytest.mark.parametrize("scheduler", mark_thorough_after(1, ["threads", "processes:1"]))
 def test_what_computes_is_confined(tmp_path, data, scheduler):
     """A worker that writes elsewhere is stopped; the control is that it is found to try."""
     outside = tmp_path / "elsewhere"

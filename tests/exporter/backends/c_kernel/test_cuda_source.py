@@ -25,6 +25,8 @@ from runtime_checks.kernels.ctypes_library import make_arrays
 from runtime_checks.report import FAILED, NOT_RUN, PASSED
 from runtime_checks.runners.kernel_runner import COMPILES, ON_GPU
 
+pytestmark = pytest.mark.usefixtures("file_without_the_gate")
+
 F = torch.float64
 WARNINGS = ["-Wall", "-Wextra", "-Wconversion", "-pedantic", "-Werror", "-std=c++14"]
 HAS_NVRTC = all(importlib.util.find_spec(name) for name in ("cuda", "cuda.bindings", "cuda.bindings.nvrtc"))

@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import numpy
+import pytest
 from project import ROOT, need
 
 import torchferry
@@ -33,6 +34,7 @@ def test_a_solver_in_c_without_torch(tmp_path):
     assert numpy.allclose(got, wanted, rtol=1e-14, atol=0)
 
 
+@pytest.mark.thorough
 def test_petsc_integrates_with_the_kernels_jacobian(tmp_path):
     need(shutil.which("mpicc") is not None and shutil.which("pkg-config") is not None, "petsc-dev is not installed")
     flags = subprocess.run(["pkg-config", "--cflags", "--libs", "petsc"], capture_output=True, text=True, check=False)

@@ -13,7 +13,7 @@ import onnx
 import pytest
 import torch
 from onnx import numpy_helper
-from project import ROOT, export_unverified, mark_rest_thorough
+from project import ROOT, export_unverified, mark_rest_thorough, mark_thorough_after
 
 import torchferry
 from exporter.archive import onnx_container
@@ -24,6 +24,8 @@ from exporter.backends.onnx import export as writer
 from exporter.common.errors import ArchiveError, MismatchError, MissingRuntimeError, UnsupportedError, UsageError
 from runtime_checks.report import FAILED
 from torchferry.cli.app import run
+
+pytestmark = pytest.mark.usefixtures("file_without_the_gate")
 
 MODELS = ROOT / "tests" / "support" / "onnx_models.py"
 
@@ -295,7 +297,7 @@ def test_a_singular_matrix_is_named_in_the_findings(tmp_path):
     assert any("a singular matrix gives infinities or NaN" in finding.what for finding in contract.findings)
 
 
-@pytest.mark.parametrize("output", ["m.onnx", "m.pt"])
+@pytest.mark.parametrize("output", mark_thorough_after(1, ["m.onnx", "m.pt"]))
 def test_formats_do_not_take_each_others_place(tmp_path, output):
     torchferry.export(f"{MODELS}:rounded", output=tmp_path / output, formats="pt,onnx")
     assert torchferry.verify(tmp_path / "m.onnx").passed

@@ -11,6 +11,8 @@ import torchferry
 from exporter.backends.onnx import export
 from exporter.common.errors import MismatchError
 
+pytestmark = pytest.mark.usefixtures("file_without_the_gate")
+
 
 def transform(x, y):
     spectrum = torch.fft.fft(x, dim=0)
@@ -32,6 +34,7 @@ def make_inputs():
     return {name: torch.randn(5, 7, dtype=torch.float64, generator=generator) for name in "xy"}
 
 
+@pytest.mark.thorough
 def test_the_digits_of_float64(tmp_path):
     inputs = make_inputs()
     torchferry.export(transform, inputs=inputs, output=tmp_path / "m.onnx", batch="no")

@@ -65,6 +65,7 @@ def score(x, y):
     }
 
 
+@pytest.mark.thorough
 def test_they_are_written(tmp_path):
     inputs = {name: torch.rand(6, 3, generator=torch.Generator().manual_seed(0)) for name in "xy"}
     (exported,) = torchferry.export(score, inputs=inputs, output=tmp_path / "m.onnx", batch="no")

@@ -66,6 +66,7 @@ def test_no_samples():
     assert group_norm(torch.zeros(0, 6, 3, dtype=torch.float64), 2).shape == (0, 6, 3)
 
 
+@pytest.mark.thorough
 def test_they_are_written(tmp_path):
     torch.manual_seed(0)
     network = nn.Sequential(nn.GroupNorm(2, 4), nn.InstanceNorm1d(4), nn.BatchNorm1d(4, track_running_stats=False))

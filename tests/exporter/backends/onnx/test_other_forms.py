@@ -11,12 +11,15 @@ from typing import Any
 import contracts
 import onnx_ir
 import onnxruntime
+import pytest
 import torch
 import torch.nn.functional as F
 
 import torchferry
 from exporter.backends.onnx import export
 from runtime_checks.containers import open_container
+
+pytestmark = pytest.mark.usefixtures("file_without_the_gate")
 
 
 def compute(x, picture, weight, number, nothing):
@@ -80,6 +83,7 @@ def divide_by_zero(*_):
     os.kill(os.getpid(), signal.SIGFPE)
 
 
+@pytest.mark.thorough
 def test_a_batch_that_ends_the_runtimes_process_is_left_out_and_said(tmp_path, monkeypatch):
     torchferry.export(double, inputs={"x": torch.rand(4, 3)}, output=tmp_path / "m.onnx")
     assert 0 in open_container(tmp_path / "m.onnx").contract.batch.sizes

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from project import ROOT
+from project import ROOT, mark_thorough_after
 from tampering import Records, rewrite
 
 import torchferry
@@ -23,6 +23,8 @@ from runtime_checks import native_build
 from runtime_checks.report import FAILED
 from runtime_checks.runners.children import package_loading
 from torchferry.cli.app import run
+
+pytestmark = pytest.mark.usefixtures("file_without_the_gate")
 
 ROBERTSON = ROOT / "artifacts" / "robertson.pt"
 F = torch.float64
@@ -77,7 +79,7 @@ def choose(x):
     return {"kept": kept.sum(0), "repeated": (repeated * repeated).sum(0)}
 
 
-@pytest.mark.parametrize("name", ["m.program.pt2", "m.onnx"])
+@pytest.mark.parametrize("name", mark_thorough_after(1, ["m.program.pt2", "m.onnx"]))
 def test_sizes_that_depend_on_data(name, tmp_path):
     generator = torch.Generator().manual_seed(0)
     inputs = {"x": torch.rand(6, 3, dtype=F, generator=generator)}

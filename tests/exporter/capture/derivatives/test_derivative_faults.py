@@ -23,6 +23,8 @@ from torchferry import Signature, TensorSpec
 from torchferry.options import ExportOptions
 from torchferry.pipeline import write_archive
 
+pytestmark = pytest.mark.usefixtures("file_without_the_gate")
+
 F = torch.float64
 
 

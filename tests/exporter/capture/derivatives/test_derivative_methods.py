@@ -19,6 +19,8 @@ from exporter.model.implicit.newton_solver import SLICE
 from runtime_checks.checks import autograd, finite_differences
 from runtime_checks.runners.base import CallResult
 
+pytestmark = pytest.mark.usefixtures("file_without_the_gate")
+
 F = torch.float64
 
 

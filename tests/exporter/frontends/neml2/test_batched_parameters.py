@@ -15,6 +15,8 @@ from exporter.frontends.neml2 import input_file
 from exporter.model.eager.recorded_history import record_load_history
 from torchferry.cli.app import run
 
+pytestmark = pytest.mark.usefixtures("file_without_the_gate")
+
 F = torch.float64
 RATES = """
 [Tensors]

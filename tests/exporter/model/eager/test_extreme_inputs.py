@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
@@ -30,6 +31,7 @@ def list_cases(model, path, **inputs):
     return {case.name for case in pt_archive.read(path).cases()}
 
 
+@pytest.mark.thorough
 def test_a_loop_over_the_data_has_an_end(tmp_path, monkeypatch):
     monkeypatch.setattr(extreme_inputs, "PATIENCE", 0.5)
     names = list_cases(Polygamma(), tmp_path / "m.pt", x=-X - 0.0123)

@@ -12,6 +12,8 @@ import torchferry
 from exporter.backends.c_kernel import forward_mode
 from exporter.common.errors import TorchferryError, UnsupportedError
 
+pytestmark = pytest.mark.usefixtures("file_without_the_gate")
+
 F = torch.float64
 # With a thousand more, pivots of which `x * (1 / x)` is not 1.
 AWKWARD = torch.tensor([2.0, 3.0, 5.0, 6.0, 12.0, 13.0], dtype=F)
