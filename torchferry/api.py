@@ -459,7 +459,7 @@ def verify(
         envelope: What becomes of stored inputs outside the range that was checked: ``"error"``, ``"warn"``, ``"off"``.
         trust: ``"native"`` lets native code run that was not made here: a ``.pt2``, a kernel.
         public_key: The key that has to have signed the file.
-        jobs: As in ``export``, for the runtime ``"python"``.
+        jobs: How many calls of an archive run at the same time in ``"python"``; by default as in ``export``.
         progress: Called with texts on the build of the native library.
 
     Returns:

@@ -4,7 +4,6 @@ threads.
 It needs the standard library and torch: fresh processes, which import nothing of torchferry, load it by its path.
 ``tools/list_operators.py`` makes the list."""
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,6 @@ import torch
 # Of types that are written in C++ and registered with torch.
 CLASSES = "__torch__.torch.classes."
 OPERATORS = frozenset(Path(__file__).with_name("operators.txt").read_text().split())
-# In a graph's text: the kind of each operation, and what looks like one.
-KIND = re.compile(r'[^\s\[\](),"]+::[^\s\[\](),"]+')
 
 
 def load_script(path: str, device: Any = "cpu") -> Any:
@@ -28,26 +25,12 @@ def load_script(path: str, device: Any = "cpu") -> Any:
     loaded = import_module(functions, path, torch.device(device), {}, False)
     # All of its code, whatever calls it: functions, and methods of all classes.
     for function in functions.get_functions():
-        if not is_harmless_text(function.graph.str(False)):
-            check_nodes(function)
+        for node in iterate_nodes(function.graph):
+            if node.kind() not in OPERATORS:
+                raise ValueError(f"{function.name} calls {node.kind()}, which is no operator that only computes")
+            if any(value.type().str().startswith(CLASSES) for value in node.outputs()):
+                raise ValueError(f"{function.name} has an object of a C++ class, which does not only compute")
     return wrap_cpp_module(loaded)
-
-
-def is_harmless_text(text: str) -> bool:
-    """Return whether a graph's text has no operation but those of the list.
-
-    Every operation has its kind there, and operations of Python, which no file can hold, a ``^``. A constant may look
-    like an operation that is not listed: then the operations themselves decide, and take ten times as long."""
-    return "^" not in text and CLASSES not in text and OPERATORS.issuperset(KIND.findall(text))
-
-
-def check_nodes(function: Any) -> None:
-    """Check each operation of a function. Raises ``ValueError`` for one that does not only compute."""
-    for node in iterate_nodes(function.graph):
-        if node.kind() not in OPERATORS:
-            raise ValueError(f"{function.name} calls {node.kind()}, which is no operator that only computes")
-        if any(value.type().str().startswith(CLASSES) for value in node.outputs()):
-            raise ValueError(f"{function.name} has an object of a C++ class, which does not only compute")
 
 
 def iterate_nodes(graph: Any) -> Iterator[Any]:

@@ -14,6 +14,7 @@ import queue
 import signal
 import sys
 import types
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,7 +24,7 @@ from exporter.common.errors import TorchferryError
 from exporter.common.forking import DEFAULT_SECONDS, ForkFailedError, fork, run_in_fork, silence_child
 from exporter.model.eager.evaluation import eager_context
 from exporter.model.source import Source
-from exporter.soundness.footprint import list_user_functions, remember_functions
+from exporter.soundness.footprint import list_functions, remember_functions
 
 # Packages that torch imports when they are first needed.
 _LAZY = ("torch", "sympy", "mpmath")
@@ -39,7 +40,7 @@ class CleanRooms:
         # Found once here, and not in every process that is forked.
         find_bound_applies()
         find_marked_modules(source.parameter_module)
-        functions = list_user_functions()
+        functions = list_functions()
         self._rooms = [_Room(source, functions) for _ in range(count)]
         self._free_rooms: queue.SimpleQueue[_Room] = queue.SimpleQueue()
         for room in self._rooms:
@@ -74,7 +75,7 @@ class CleanRooms:
 class _Room:
     """One process, which forks another for each call."""
 
-    def __init__(self, source: Source, functions: Sequence[types.FunctionType]) -> None:
+    def __init__(self, source: Source, functions: Sequence[weakref.ReferenceType[types.FunctionType]]) -> None:
         self._pipe, child_pipe = multiprocessing.connection.Pipe()
         self._pid = fork()
         if self._pid == 0:

@@ -19,6 +19,7 @@ import sys
 import sysconfig
 import threading
 import types
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,8 +39,9 @@ FAR, SMALL = 1000, 16
 _NON_USER_MODULES = frozenset({"exporter", "runtime_checks", "torchferry", "torch", *sys.stdlib_module_names})
 _PYTHON_CODE = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, property, classmethod, staticmethod)
 _INTERNALS = frozenset(vars(nn.Module()))
-# The functions that ``remember_functions`` was given, by the identity of their code.
-_remembered_functions: dict[int, list[types.FunctionType]] = {}
+_FunctionReference = weakref.ReferenceType[types.FunctionType]
+# What ``remember_functions`` was given.
+_remembered_functions: list[_FunctionReference] = []
 
 
 def is_user_file(file: str) -> bool:
@@ -58,19 +60,16 @@ def runs_user_code(frame: types.FrameType) -> bool:
     return is_user_file(file)
 
 
-def list_user_functions() -> list[types.FunctionType]:
-    """Return the functions of the user's code that are in memory."""
-    is_users = functools.cache(lambda file: file == "<string>" or is_user_file(file))
-    functions = (f for f in gc.get_objects() if type(f) is types.FunctionType)
-    return [f for f in functions if is_users(f.__code__.co_filename)]
+def list_functions() -> list[_FunctionReference]:
+    """Return weak references to the functions that are in memory."""
+    return [weakref.ref(f) for f in gc.get_objects() if type(f) is types.FunctionType]
 
 
-def remember_functions(functions: Iterable[types.FunctionType]) -> None:
-    """Find these functions without a search from now on, and search only what is made later.
+def remember_functions(functions: Iterable[_FunctionReference]) -> None:
+    """Find these functions without a search of memory from now on, and search only what is made later.
 
     For processes of our own: nothing that they hold now is collected any more."""
-    for function in functions:
-        _remembered_functions.setdefault(id(function.__code__), []).append(function)
+    _remembered_functions.extend(functions)
     gc.freeze()
 
 
@@ -172,7 +171,10 @@ class Footprint:
         """Return the functions that were made of the code that ran: memory is searched when there is new code."""
         if self._searched_count != len(self.codes):
             self._searched_count = len(self.codes)
-            remembered = [f for code in self.codes for f in _remembered_functions.get(id(code), ())]
+            # A function may have got its code since it was remembered.
+            ids = {id(code) for code in self.codes}
+            live = (function for reference in _remembered_functions if (function := reference()) is not None)
+            remembered = [f for f in live if id(f.__code__) in ids]
             referrers = gc.get_referrers(*self.codes) if self.codes else []
             functions = (f for f in referrers if isinstance(f, types.FunctionType))
             self._function_cache = [*remembered, *(f for f in functions if f.__code__ in self.codes)]

@@ -47,7 +47,7 @@ def command(
     key: Annotated[Path | None, Option(help="The public key that has to have signed it.")] = None,
     jobs: Annotated[
         int | None,
-        Option("--jobs", "-j", help="How many calls run at the same time in Python. Default: one for each core."),
+        Option("--jobs", "-j", help="How many calls of a .pt run at the same time in Python; by default as in export."),
     ] = None,
     json: JsonOption = False,
 ) -> None:
