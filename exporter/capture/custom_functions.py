@@ -83,8 +83,5 @@ def find_bound_applies() -> _BoundMethods:
         methods_by_id = {id(m): m for m in methods}
         spaces = [namespace for namespace in namespaces if namespace is not methods_by_id]
         entries = [(space, name, id(value)) for space in spaces for name, value in list(space.items())]
-        later = {(id(s), n): (s, n, methods_by_id[key]) for s, n, key in entries if key in methods_by_id}
-        # In a process whose memory was frozen a search finds what was made since.
-        earlier = {(id(s), n): (s, n, m) for known in _KNOWN_METHODS.values() for s, n, m in known if s.get(n) is m}
-        _KNOWN_METHODS[classes] = list({**earlier, **later}.values())
+        _KNOWN_METHODS[classes] = [(s, n, methods_by_id[key]) for s, n, key in entries if key in methods_by_id]
     return _KNOWN_METHODS[classes]

@@ -13,9 +13,7 @@ import pickle
 import queue
 import signal
 import sys
-import types
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from exporter.capture.custom_functions import find_bound_applies
@@ -24,7 +22,6 @@ from exporter.common.errors import TorchferryError
 from exporter.common.forking import DEFAULT_SECONDS, ForkFailedError, fork, run_in_fork, silence_child
 from exporter.model.eager.evaluation import eager_context
 from exporter.model.source import Source
-from exporter.soundness.footprint import list_functions, remember_functions
 
 # Packages that torch imports when they are first needed.
 _LAZY = ("torch", "sympy", "mpmath")
@@ -40,8 +37,7 @@ class CleanRooms:
         # Found once here, and not in every process that is forked.
         find_bound_applies()
         find_marked_modules(source.parameter_module)
-        functions = list_functions()
-        self._rooms = [_Room(source, functions) for _ in range(count)]
+        self._rooms = [_Room(source) for _ in range(count)]
         self._free_rooms: queue.SimpleQueue[_Room] = queue.SimpleQueue()
         for room in self._rooms:
             self._free_rooms.put(room)
@@ -75,14 +71,13 @@ class CleanRooms:
 class _Room:
     """One process, which forks another for each call."""
 
-    def __init__(self, source: Source, functions: Sequence[weakref.ReferenceType[types.FunctionType]]) -> None:
+    def __init__(self, source: Source) -> None:
         self._pipe, child_pipe = multiprocessing.connection.Pipe()
         self._pid = fork()
         if self._pid == 0:
             # A process group of its own, so that the processes that it forked end with it.
             os.setpgid(0, 0)
             self._pipe.close()
-            remember_functions(functions)
             _serve(child_pipe, source)
         child_pipe.close()
 

@@ -19,7 +19,6 @@ import sys
 import sysconfig
 import threading
 import types
-import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,9 +38,6 @@ FAR, SMALL = 1000, 16
 _NON_USER_MODULES = frozenset({"exporter", "runtime_checks", "torchferry", "torch", *sys.stdlib_module_names})
 _PYTHON_CODE = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, property, classmethod, staticmethod)
 _INTERNALS = frozenset(vars(nn.Module()))
-_FunctionReference = weakref.ReferenceType[types.FunctionType]
-# What ``remember_functions`` was given.
-_remembered_functions: list[_FunctionReference] = []
 
 
 def is_user_file(file: str) -> bool:
@@ -58,19 +54,6 @@ def runs_user_code(frame: types.FrameType) -> bool:
         module = str(frame.f_globals.get("__name__")).partition(".")[0]
         return module not in _NON_USER_MODULES and not module.startswith("namedtuple_")
     return is_user_file(file)
-
-
-def list_functions() -> list[_FunctionReference]:
-    """Return weak references to the functions that are in memory."""
-    return [weakref.ref(f) for f in gc.get_objects() if type(f) is types.FunctionType]
-
-
-def remember_functions(functions: Iterable[_FunctionReference]) -> None:
-    """Find these functions without a search of memory from now on, and search only what is made later.
-
-    For processes of our own: nothing that they hold now is collected any more."""
-    _remembered_functions.extend(functions)
-    gc.freeze()
 
 
 @dataclass(frozen=True)
@@ -171,13 +154,9 @@ class Footprint:
         """Return the functions that were made of the code that ran: memory is searched when there is new code."""
         if self._searched_count != len(self.codes):
             self._searched_count = len(self.codes)
-            # A function may have got its code since it was remembered.
-            ids = {id(code) for code in self.codes}
-            live = (function for reference in _remembered_functions if (function := reference()) is not None)
-            remembered = [f for f in live if id(f.__code__) in ids]
             referrers = gc.get_referrers(*self.codes) if self.codes else []
             functions = (f for f in referrers if isinstance(f, types.FunctionType))
-            self._function_cache = [*remembered, *(f for f in functions if f.__code__ in self.codes)]
+            self._function_cache = [f for f in functions if f.__code__ in self.codes]
         return self._function_cache
 
 

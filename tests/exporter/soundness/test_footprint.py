@@ -8,12 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from exporter.capture.custom_functions import find_bound_applies
-from exporter.common.forking import run_in_fork
 from exporter.frontends import python_factory
 from exporter.model.eager.evaluation import eager_context
 from exporter.soundness.check_context import run_eager
-from exporter.soundness.footprint import Footprint, list_functions, remember_functions, runs_user_code
+from exporter.soundness.footprint import Footprint, runs_user_code
 from exporter.soundness.line_tracing import trace_user_lines
 
 X = torch.ones(3, 2)
@@ -94,57 +92,3 @@ def test_code_that_namedtuple_writes_is_nobodys():
         Pair(1, 2)
         names["of_a_cell"]()
     assert {name for file, name in codes if file == "<string>"} == {"of_a_cell"}
-
-
-def make_counter(start):
-    def count(x, steps=[start]):  # noqa: B006
-        steps[0] += 1
-        return x * steps[0]
-
-    return count
-
-
-def replace_code(function):
-    function.__code__ = make_counter(5).__code__
-
-
-@pytest.mark.parametrize("is_frozen", [False, True])
-def test_functions_that_are_remembered_are_found_as_by_a_search(is_frozen):
-    def find(kept, dropped):
-        if is_frozen:
-            remember_functions(list_functions())
-        del dropped
-        later = make_counter(3)
-        with Footprint() as footprint:
-            kept(1), later(1), replaced(1)
-        return sorted((f.__defaults__ or ([0],))[0][0] for f in footprint._find_functions())
-
-    def replaced(x, steps=[7]):  # noqa: B006
-        return x
-
-    def run():
-        functions = [make_counter(1), make_counter(2)]
-        replace_code(replaced)
-        return find(functions[0], functions.pop())
-
-    # Every one that lives: also what was made since, and what has got other code.
-    assert run_in_fork(run) == [2, 4, 8]
-
-
-def test_an_apply_that_was_taken_before_is_found_in_a_frozen_process():
-    def count():
-        find_bound_applies()
-        remember_functions(list_functions())
-        type("Late", (torch.autograd.Function,), {})
-        return [name for _, name, method in find_bound_applies() if method.__self__ is Cube]
-
-    assert run_in_fork(count) == ["cube"]
-
-
-class Cube(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x**3
-
-
-cube = Cube.apply
