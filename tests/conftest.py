@@ -81,7 +81,7 @@ def without_the_gate() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def file_without_the_gate() -> Iterator[None]:
-    """The same for all tests and fixtures of a file."""
+    """The same for all tests of a file, and before its fixtures of the module."""
     with skip_gate():
         yield
 

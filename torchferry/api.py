@@ -452,7 +452,7 @@ def verify(
 
     Args:
         path: An archive, or a container of another format.
-        runtimes: ``"python"``, ``"libtorch"``, ``"interpreter"`` (without TorchScript), ``"c"``; by default the usual.
+        runtimes: ``"python"``, ``"libtorch"``, ``"interpreter"`` (no TorchScript), ``"c"`` (its kernel), or the usual.
         devices: On what: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, or several.
         time_limit: Seconds for each process.
         memory_limit: GiB for each process.

@@ -70,7 +70,7 @@ def choose_jobs(jobs: int | None) -> int:
         has_affinity = hasattr(os, "sched_getaffinity")
         return min(MAX_JOBS, len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1)
     if jobs < 1:
-        raise UsageError("no check could run", where="--jobs", got=str(jobs), expected="a number from 1 on")
+        raise UsageError("nothing could run", where="--jobs", got=str(jobs), expected="a number from 1 on")
     return jobs
 
 

@@ -20,13 +20,13 @@ COMMAND = "from torchferry.cli.app import main; main()"
 WORK = ("inspect rates.pt", "inspect kernel", "wrap torch kernel")
 REFUSED = (
     "export model.py:make_model -o new.pt",
-    "check model.py:make_model",
     "convert rates.pt --to c -o new",
-    "convert rates.pt --to onnx -o new.onnx",
     "verify rates.pt",
+    "evaluate rates.pt data.parquet -o new.parquet",
+    "check model.py:make_model",
+    "convert rates.pt --to onnx -o new.onnx",
     "adopt rates.pt -o new.pt",
     "show model.py:make_model",
-    "evaluate rates.pt data.parquet -o new.parquet",
     "diff rates.pt rates.pt",
     "graph rates.pt --html new.html",
 )

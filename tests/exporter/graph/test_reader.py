@@ -64,7 +64,7 @@ def read_each_call(module: torch.jit.ScriptModule, monkeypatch: pytest.MonkeyPat
         return read(module)
 
 
-@pytest.mark.parametrize("name", mark_thorough_after(1, ["pair", "perzyna", "composed", "return_map"]))
+@pytest.mark.parametrize("name", mark_thorough_after(3, ["pair", "perzyna", "composed", "return_map"]))
 def test_calls_that_are_repeated(name, monkeypatch):
     module = torch.jit.script(Pair()) if name == "pair" else module_of(name)
     each, once = read_each_call(module, monkeypatch), read(module)

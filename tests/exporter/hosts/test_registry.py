@@ -35,7 +35,7 @@ def odd(shared: Path) -> dict[str, Path]:
     return {name: folder / name for name in ("Hiding", "Named", "Shared")}
 
 
-@pytest.mark.parametrize("host", mark_thorough_after(2, ["casadi", "r", "fmu", "torch", "octave"]))
+@pytest.mark.parametrize("host", mark_thorough_after(4, ["casadi", "fmu", "r", "octave", "torch"]))
 def test_names_of_a_stranger_are_only_names(odd, tmp_path, host):
     program = {"r": "Rscript", "octave": "mkoctfile"}.get(host, "cc")
     need(shutil.which(program) is not None, f"{program} is not installed")

@@ -30,7 +30,7 @@ from data_sets import (
     write_data,
     write_dataset,
 )
-from project import ARTIFACTS, ROOT, mark_thorough_after, skip_checks
+from project import ARTIFACTS, ROOT, mark_rest_thorough, mark_thorough_after, skip_checks
 
 import torchferry
 from exporter.common.errors import OutputError, RunError, TorchferryError, UsageError
@@ -77,7 +77,7 @@ def data(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(
     ("source", "suffix"),
-    mark_thorough_after(3, sorted(itertools.product(STORES, STORES), key=lambda pair: pair[0] != pair[1])),
+    mark_rest_thorough([(suffix, suffix) for suffix in STORES], list(itertools.permutations(STORES, 2))),
 )
 def test_numbers_are_those_of_the_file(tmp_path, source, suffix):
     values = make_steps(100)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 from kernel_host import resealed, write_hook
-from project import ROOT, mark_thorough_after
+from project import ROOT
 
 import torchferry
 from exporter.common.forking import run_in_fork
@@ -129,7 +129,7 @@ def test_every_runtime_is_confined(runtime, path):
     assert check.verdict == (NOT_RUN if report["missing"] else PASSED)
 
 
-@pytest.mark.parametrize("runtime", mark_thorough_after(3, ["python", "libtorch", "interpreter", "onnxruntime", "c"]))
+@pytest.mark.parametrize("runtime", ["python", "libtorch", "interpreter", "onnxruntime", "c"])
 def test_every_runtime_has_a_limit_of_memory(runtime, path):
     with pytest.raises(torchferry.ArchiveError, match=r"ended early|MemoryError"):
         torchferry.verify(path, runtimes=runtime, memory_limit=0.02)

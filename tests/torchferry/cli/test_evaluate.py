@@ -128,7 +128,7 @@ def test_an_interrupt_keeps_what_is_finished(tmp_path, scheduler):
     assert "chunks kept from before" in text
 
 
-@pytest.mark.parametrize("scheduler", mark_thorough_after(1, ["threads", "processes:1"]))
+@pytest.mark.parametrize("scheduler", ["threads", "processes:1"])
 def test_what_computes_is_confined(tmp_path, data, scheduler):
     """A worker that writes elsewhere is stopped; the control is that it is found to try."""
     outside = tmp_path / "elsewhere"
