@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import io
 import json
 import struct
 import zipfile
@@ -35,7 +34,7 @@ from exporter.archive.format_limits import (
 from exporter.archive.nesting import measure_depth, measure_source_depth
 from exporter.archive.packed_tensors import load_tensors
 from exporter.archive.target_machine import TargetMachine, machine_from_json
-from exporter.archive.zip_records import FOLDER, check_one_directory, write_record, write_zip
+from exporter.archive.zip_records import add_serial, check_one_directory, write_zip
 from exporter.common.atomic_files import make_write_error
 from exporter.common.errors import ArchiveError, ForeignError
 from exporter.common.file_digest import compute_stream_digest
@@ -55,6 +54,8 @@ PARAMETERS = "torchferry/parameters.pt"
 KERNEL = "torchferry/kernel/"
 REQUIRED_RECORDS = (CONTRACT, CASES, GRAPH, MANIFEST)
 SEAL = b"torchferry sha256 "
+# Characters of a digest.
+DIGEST = 64
 _RUNS_AT_LOAD = ("__setstate__", "torch.classes")
 # torch's optimising executor takes time with the square of a graph's size: minutes for an unrolled iteration of
 # 125,000 nodes. Graphs of more nodes than this run as they are, and reports say so.
@@ -132,24 +133,14 @@ def write(
     texts = {CONTRACT: contract.to_json().encode(), CASES: pack_cases(cases), GRAPH: graph.encode()}
     is_package, named = PARAMETERS in extra_records, {**texts, **extra_records}
     placed = {_list_record_names(n)[0] if is_package else f"extra/{n}": data for n, data in named.items()}
-    buffer = io.BytesIO(write_zip({**records, **placed}))
-    with zipfile.ZipFile(buffer, "a") as archive:
-        digests = {name: hashlib.sha256(archive.read(name)).hexdigest() for name in archive.namelist()}
-        manifest = _encode_manifest({name.removeprefix(f"{FOLDER}/"): digest for name, digest in digests.items()})
-        write_record(archive, f"{FOLDER}/extra/{MANIFEST}", manifest)
+    contents = add_serial({**records, **placed})
+    manifest = _encode_manifest({name: hashlib.sha256(data).hexdigest() for name, data in contents.items()})
+    data = write_zip({**contents, f"extra/{MANIFEST}": manifest}, SEAL + b"0" * DIGEST)
+    data[-DIGEST:] = hashlib.sha256(data[:-DIGEST]).hexdigest().encode()
     try:
-        path.write_bytes(buffer.getvalue())
-        seal(path)
+        path.write_bytes(data)
     except OSError as error:
         raise make_write_error(path.parent, error) from None
-
-
-def seal(path: Path) -> None:
-    """Put the sha256 of all bytes before the zip comment into the zip comment."""
-    with zipfile.ZipFile(path, "a") as archive:
-        archive.comment = SEAL + b"0" * 64
-    data = path.read_bytes()
-    path.write_bytes(data[:-64] + hashlib.sha256(data[:-64]).hexdigest().encode())
 
 
 def read(path: Path) -> Archive:
@@ -225,7 +216,7 @@ def _read(archive: zipfile.ZipFile, path: Path) -> Archive:
                 got="bytes whose sha256 is not the manifest's",
                 mend="copy it again, or export it again",
             )
-    _check_seal(path)
+    _check_seal(archive, path)
     kind = container_kinds.classify_records(sizes, where)
     container_kinds.check_suffix(path.name, kind, where)
     if kind == GRAPHS:
@@ -333,10 +324,11 @@ def _read_manifest(archive: zipfile.ZipFile, folder: str, sizes: Mapping[str, in
     return manifest
 
 
-def _check_seal(path: Path) -> None:
+def _check_seal(archive: zipfile.ZipFile, path: Path) -> None:
     """Check the digest at the end of the file, which holds the bytes between the records too."""
-    data = path.read_bytes()
-    if not data[:-64].endswith(SEAL) or hashlib.sha256(data[:-64]).hexdigest().encode() != data[-64:]:
+    with path.open("rb") as file:
+        digest = compute_stream_digest(file, path.stat().st_size - DIGEST)
+    if not archive.comment.endswith(SEAL + digest.encode()):
         what = "a byte between the records of the archive was changed"
         got = "bytes whose sha256 is not the one at the end of the file"
         raise ArchiveError(what, where=str(path), got=got, mend="copy it again, or export it again")

@@ -15,21 +15,26 @@ _ALIGNMENT = 64
 _HEADER_SIZE = 30  # bytes of a zip's local header, before the name
 
 
-def write_zip(records: Mapping[str, bytes]) -> bytes:
-    """Build one zip file of these records: text deflated, tensors stored; the same bytes for the same records."""
+def add_serial(records: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Return the records with the one that torch tells files apart by: a digest of the others."""
     digest = hashlib.sha256()
     for name in sorted(records):
-        digest.update(f"{name} {len(records[name])} ".encode() + records[name])
-    all_records = {**records, _SERIAL: f"{int.from_bytes(digest.digest(), 'big') % 10**40:040}".encode()}
+        digest.update(f"{name} {len(records[name])} ".encode())
+        digest.update(records[name])
+    return {**records, _SERIAL: f"{int.from_bytes(digest.digest(), 'big') % 10**40:040}".encode()}
+
+
+def write_zip(records: Mapping[str, bytes], comment: bytes = b"") -> memoryview:
+    """Build one zip file of these records: text deflated, tensors stored; the same bytes for the same records."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
-        for name, data in all_records.items():
-            write_record(archive, f"{FOLDER}/{name}", data)
-    return buffer.getvalue()
+        for name, data in records.items():
+            _write_record(archive, f"{FOLDER}/{name}", data)
+        archive.comment = comment
+    return buffer.getbuffer()
 
 
-def write_record(archive: zipfile.ZipFile, name: str, data: bytes) -> None:
-    """Write one record into the zip file."""
+def _write_record(archive: zipfile.ZipFile, name: str, data: bytes) -> None:
     info = zipfile.ZipInfo(name)
     info.create_system = 0
     tensor = "/data/" in name or "/constants/" in name

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from pathlib import Path
 from typing import IO
 
 
-def compute_stream_digest(stream: IO[bytes]) -> str:
-    """Return the sha256 of the rest of a stream."""
+def compute_stream_digest(stream: IO[bytes], size: int = sys.maxsize) -> str:
+    """Return the sha256 of the next ``size`` bytes of a stream: of all that is left, if that is less."""
     hasher = hashlib.sha256()
-    while block := stream.read(2**20):
+    while size > 0 and (block := stream.read(min(size, 2**20))):
         hasher.update(block)
+        size -= len(block)
     return hasher.hexdigest()
 
 

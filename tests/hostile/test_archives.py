@@ -17,11 +17,11 @@ import torch
 from forging import ESCAPE
 from planted_scripts import CallsOneThatSaves, Prints, Reads, RunsAtLoad, Saves, Seeds
 from project import ROOT
-from tampering import Records, change_contract, lengthen, rewrite
+from tampering import Records, change_contract, lengthen, rewrite, seal
 from two_readers import Forge, expect_taken, list_wrong_answers
 
 from exporter.archive import format_limits
-from exporter.archive.pt_archive import CASES, CONTRACT, GRAPH, seal
+from exporter.archive.pt_archive import CASES, CONTRACT, GRAPH
 from exporter.common.torch_hooks import ignore_deprecations
 
 CONTRACT_RECORD, CASES_RECORD = f"extra/{CONTRACT}", f"extra/{CASES}"

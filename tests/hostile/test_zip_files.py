@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 from project import ROOT
-from tampering import Records, lengthen, records, rewrite
+from tampering import Records, lengthen, records, rewrite, seal
 from two_readers import Forge, expect_taken, list_wrong_answers
 
-from exporter.archive.pt_archive import MANIFEST, SEAL, seal
+from exporter.archive.pt_archive import MANIFEST, SEAL
 
 ROBERTSON = ROOT / "artifacts" / "robertson.pt"
 RECORD = f"extra/{MANIFEST}"

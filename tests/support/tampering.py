@@ -9,7 +9,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
-from exporter.archive.pt_archive import CASES, CONTRACT, MANIFEST, seal
+from exporter.archive.pt_archive import CASES, CONTRACT, DIGEST, MANIFEST, SEAL
 
 Records = dict[str, bytes]
 
@@ -33,6 +33,14 @@ def rewrite(path: Path, change: Callable[[Records], object], *, manifest: bool) 
         for name, data in result.items():
             archive.writestr(f"{folder}/{name}", data)
     seal(path)
+
+
+def seal(path: Path) -> None:
+    """Put the sha256 of all bytes before it at the end of the file."""
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.comment = SEAL + b"0" * DIGEST
+    data = path.read_bytes()[:-DIGEST]
+    path.write_bytes(data + hashlib.sha256(data).hexdigest().encode())
 
 
 def change_contract(path: Path, change: Callable[[dict], object]) -> None:

@@ -220,18 +220,18 @@ class ArchiveLowering:
         u0 = guess.reshape(-1).tolist()
         flat = [i for t in fixed_inputs for i in t.reshape(-1).tolist()]
         key = (solver.path, tuple(u0), tuple(flat))
+        n, is_first = len(u0), not any(graph.batch_rows[i] & ~1 for i in (*u0, *flat))
         if key not in self._solves:
-            self._solves[key] = self._lower_loop(graphs, solver, key, element)
+            # Nothing of the other elements is written: their solves only show whether the first one depends on them.
+            self._solves[key] = self._lower_loop(graphs, solver, key, element) if is_first else graph.new_loop()
         index = self._solves[key]
-        newton_loop = self.loops[index]
-        n = newton_loop.size
-        loop_inputs = self.list_outer_inputs(index)
+        loop_inputs = self.list_outer_inputs(index) if is_first else flat
         dtypes = [F64] * n + ([F64] * (n * n) if tangents else []) + [I64, F64, I64]
         results = graph.unpack(NEWTON, (*u0, *loop_inputs), (index, tangents), dtypes)
         u, rest = results[:n], results[n:]
         matrix, (iterations, norm, status) = (rest[: n * n], rest[n * n :]) if tangents else ([], rest)
         factor = graph.add_constant(1.0, F64)
-        if newton_loop.on_failure != "last":
+        if solver.on_failure != "last":
             converged = graph.add("eq", (status, graph.add_constant(0, I64)), "bool")
             factor = graph.add("where", (converged, factor, graph.add_constant(float("nan"), F64)), F64)
         return u, matrix, [iterations], [norm], [status], [factor]

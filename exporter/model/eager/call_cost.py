@@ -28,7 +28,7 @@ NUMBERS_PER_SECOND = 1_000_000_000
 SIZE_CHECKS, DEFAULT_BUDGET = 3, 1.5
 # Batches to this size run whatever they cost, as every check has its smallest form: of most models, and of costly ones,
 # whose larger batch computes more than so many numbers.
-ALWAYS_RUN, ALWAYS_RUN_IF_COSTLY, COSTLY = 13, 5, 0.05 * NUMBERS_PER_SECOND
+ALWAYS_RUN, ALWAYS_RUN_IF_COSTLY, COSTLY = 13, 5, 0.02 * NUMBERS_PER_SECOND
 
 
 @dataclass(frozen=True)

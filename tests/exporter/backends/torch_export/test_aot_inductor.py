@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from project import ROOT
-from tampering import Records, change_contract, change_json, rewrite
+from tampering import Records, change_contract, change_json, rewrite, seal
 
 import torchferry
 from exporter.archive import pt_archive
@@ -120,7 +120,7 @@ def test_a_damaged_record_of_the_machine(copy):
 def test_hostile_names_are_refused_before_anything_is_unpacked(copy, name, tmp_path):
     with zipfile.ZipFile(copy, "a") as file:
         file.writestr(name, b"x")
-    pt_archive.seal(copy)
+    seal(copy)
     for use in (torchferry.load, torchferry.verify):
         with pytest.raises(ArchiveError, match="leads out of the archive"):
             use(copy)
@@ -196,7 +196,7 @@ def test_the_native_library_holds_the_machine(copy):
 def test_the_native_library_unpacks_no_hostile_names(copy, tmp_path):
     with zipfile.ZipFile(copy, "a") as file:
         file.writestr("archive/data/../../../evil.so", b"x")
-    pt_archive.seal(copy)
+    seal(copy)
     code, message = native(copy)
     assert code == 4
     assert "leads out of the archive" in message
