@@ -30,9 +30,10 @@ from exporter.archive.tensor_spec import FLOATING, TensorSpec, name_dtype
 from exporter.capture.passes import CaptureResult
 from exporter.common.plain_text import escape_unsafe
 from exporter.common.source_paths import strip_local_paths
+from exporter.common.tensors import estimate_rounding
 from exporter.model.eager.case_generation import METHOD
 from exporter.model.eager.derivatives import find_nonzero_blocks
-from exporter.model.eager.evaluation import eager_context
+from exporter.model.eager.evaluation import eager_context, evaluate_on_copies
 from exporter.model.eager.warmup import Warmup
 from exporter.model.implicit.newton_solver import find_solvers
 from exporter.model.implicit.solver_tolerances import solver_tolerances
@@ -84,6 +85,8 @@ def _make_tolerance(warm: Warmup, captured: CaptureResult, is_implicit: bool) ->
 
     Eager mode's derivative by a float32 input is float32, and a tangent is put together of such."""
     tolerance = solver_tolerances(warm, captured.methods) if is_implicit else Tolerance()
+    if warm.source.uses_autograd:
+        tolerance = _add_floors(tolerance, warm)
     dtypes = {spec.name: spec.dtype for spec in warm.source.inputs if spec.dtype in FLOATING}
     if "jvp" not in captured.methods or len({*dtypes.values(), *(spec.dtype for spec in warm.output_specs)}) < 2:
         return tolerance
@@ -96,6 +99,18 @@ def _make_tolerance(warm: Warmup, captured: CaptureResult, is_implicit: bool) ->
         if coarsest is not None and coarsest.is_wider(tolerance.bounds(TANGENT + spec.name, spec.dtype)):
             outputs[TANGENT + spec.name] = coarsest
     return dataclasses.replace(tolerance, outputs=outputs)
+
+
+def _add_floors(tolerance: Tolerance, warm: Warmup) -> Tolerance:
+    """Return the tolerance with floors for outputs of a model that takes gradients: the rounding of their terms."""
+    with eager_context(warm.source):
+        outputs = evaluate_on_copies(warm.source, warm.inputs)
+    bounds = dict(tolerance.outputs)
+    for spec in warm.output_specs:
+        if spec.dtype in FLOATING:
+            floor = estimate_rounding(outputs[spec.name])
+            bounds[spec.name] = dataclasses.replace(tolerance.bounds(spec.name, spec.dtype), floor=floor)
+    return dataclasses.replace(tolerance, outputs=bounds)
 
 
 def add_evidence(contract: Contract, cases: Cases, findings: Sequence[Finding]) -> Contract:

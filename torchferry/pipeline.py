@@ -32,6 +32,7 @@ from exporter.graph.reader import reload_graphs
 from exporter.graph.respecialization import Reason, respecialization_reasons
 from exporter.model.eager.case_generation import make_fresh_cases, make_method_cases, make_stored_cases
 from exporter.model.eager.evaluation import eager_context
+from exporter.model.eager.gradient_outputs import add_gradients
 from exporter.model.eager.warmup import Warmup
 from exporter.model.source import Source
 from exporter.soundness.checked_capture import capture_beside_checks, derive_seed
@@ -89,15 +90,28 @@ def export(source: AnySource, options: ExportOptions) -> list[Exported]:
         try:
             if options.on_failure is not None:
                 apply_failure_policy(model_source, options.on_failure)
+            with clock("load"):
+                model_source, model_options = add_second_derivatives(model_source, options)
             name, several, format_name = model_source.name, len(loads) > 1, options.formats[0]
             path = choose_output_path(options.output, name, several=several, format_name=format_name)
-            result = export_model(model_source, path, options, verifier, clock)
+            result = export_model(model_source, path, model_options, verifier, clock)
         finally:
             model_source.take_back()
         if earlier is not None:
             result = dataclasses.replace(result, reasons=respecialization_reasons(earlier, open_archive(path)))
         results.append(result)
     return results
+
+
+def add_second_derivatives(source: Source, options: ExportOptions) -> tuple[Source, ExportOptions]:
+    """Return the model with the gradients that second derivatives are of, and the options that ask for these."""
+    request, seed = options.capture.derivative_request, derive_seed(options.capture.seed, "second derivatives")
+    if request is None:
+        return source, options
+    source, request = add_gradients(source, request, seed)
+    return source, dataclasses.replace(
+        options, capture=dataclasses.replace(options.capture, derivative_request=request)
+    )
 
 
 def export_model(

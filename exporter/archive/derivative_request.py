@@ -1,4 +1,4 @@
-"""Derivative requests: ``OUT:IN`` with globs on both sides, or ``all``."""
+"""Derivative requests: ``OUT:IN`` with globs on both sides, ``OUT:IN,IN`` for second derivatives, or ``all``."""
 
 from __future__ import annotations
 
@@ -32,6 +32,18 @@ class DerivativeRequest:
     def has_derivatives(self) -> bool:
         """Return whether any derivative is requested."""
         return any((self.blocks, self.jvp, self.vjp, self.differentiable, self.symmetric))
+
+
+@dataclass(frozen=True)
+class SecondDerivative:
+    """A request of ``text``: of the gradient of ``output`` by the input ``wrt`` the block by ``other``, an input, a
+    parameter or a glob. ``is_exact``: output and input were asked for by their names."""
+
+    text: str
+    output: str
+    wrt: str
+    other: str
+    is_exact: bool
 
 
 @dataclass(frozen=True)
@@ -167,13 +179,54 @@ def _split_pair(text: str, outs: Sequence[str], wrt_names: Sequence[str]) -> Pai
             if wrt in wrt_names or fnmatch.filter(wrt_names, wrt):
                 return output, wrt
             if wrt.count(":") and any(wrt.partition(":")[0] == name for name in wrt_names):
-                what = "second derivatives are not exported"
-                mend = "export the first derivative; for an output that is itself a gradient it is the second one"
-                raise UsageError(what, where=f"--derivative {text!r}", expected="OUTPUT:INPUT, one input", mend=mend)
+                what, expected = "a second derivative is written in another way", "OUTPUT:INPUT,INPUT"
+                mend = f"--derivative '{output}:{wrt.replace(':', ',')}'"
+                raise UsageError(what, where=f"--derivative {text!r}", expected=expected, mend=mend)
     if not splits:
         what = "a derivative needs an output and an input"
         raise UsageError(what, where=f"--derivative {text!r}", expected="OUTPUT:INPUT, each a name or a glob, or all")
     return splits[0]
+
+
+def name_gradient(output: str, wrt: str) -> str:
+    """Return the name of a gradient that is an output of the model."""
+    return f"d_{output}_d_{wrt}"
+
+
+def find_second_derivatives(
+    request: DerivativeRequest, ins: Sequence[str], outs: Sequence[str], parameters: Sequence[str]
+) -> list[SecondDerivative]:
+    """Match the second derivatives of a request, ``OUT:IN,IN``, against the names. The last may be a parameter.
+
+    Raises ``UsageError`` for a name that does not exist."""
+    wanted = []
+    for text in request.blocks:
+        if (parts := _split_second(text, outs, ins, [*ins, *parameters])) is None:
+            continue
+        output_pattern, wrt_pattern, other = parts
+        _match_names(other, [*ins, *parameters], text, "input or parameter")
+        for output in _match_names(output_pattern, outs, text, "output"):
+            for wrt in _match_names(wrt_pattern, ins, text, "input"):
+                is_exact = (output_pattern, wrt_pattern) == (output, wrt)
+                wanted.append(SecondDerivative(text, output, wrt, other, is_exact))
+    return wanted
+
+
+def _split_second(
+    text: str, outs: Sequence[str], ins: Sequence[str], wrt_names: Sequence[str]
+) -> tuple[str, str, str] | None:
+    """Split at a colon and a comma with names on all sides, else at the first ones; None for another request."""
+
+    def matches(pattern: str, names: Sequence[str]) -> bool:
+        return pattern in names or bool(fnmatch.filter(names, pattern))
+
+    colons = [i for i, character in enumerate(text) if character == ":"]
+    if any(matches(text[:i], outs) and matches(text[i + 1 :], wrt_names) for i in colons):
+        return None
+    commas = [i for i, character in enumerate(text) if character == ","]
+    splits = [(text[:i], text[i + 1 : j], text[j + 1 :]) for i in colons for j in commas if i < j]
+    whole = (s for s in splits if matches(s[0], outs) and matches(s[1], ins) and matches(s[2], wrt_names))
+    return next(whole, splits[0] if splits else None)
 
 
 def _match_names(pattern: str, names: Sequence[str], text: str, role: str) -> list[str]:

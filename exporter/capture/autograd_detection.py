@@ -27,10 +27,13 @@ class _BackwardRequested(Exception):
 
 def detect_inner_autograd(source: Source, seed: int) -> Source:
     """Mark the source if a call enters torch's autograd engine for a backward pass. It runs in its own process."""
-    if source.origin.kind == "neml2":
+    if source.uses_autograd:
+        # It was found before, or made so.
+        uses_autograd = True
+    elif source.origin.kind == "neml2":
         # A source library has its own chain rule.
         return source
-    if isinstance(source.parameter_module, CompiledModel):
+    elif isinstance(source.parameter_module, CompiledModel):
         uses_autograd = takes_gradients(source.parameter_module)
     elif any(takes_gradients(part) for part in list_compiled(source.parameter_module)):
         uses_autograd = True

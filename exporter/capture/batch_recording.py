@@ -24,6 +24,7 @@ from torch.fx.node import map_aggregate
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from exporter.capture.determinant_gradients import SmallDeterminants
 from exporter.capture.fx_tracing import DECOMPOSED, FxProgram, finish_program, list_written_arguments, trace_to_fx
 from exporter.capture.origin_tracking import OriginTracker
 from exporter.capture.value_reads import ValueReadRecorder
@@ -132,7 +133,8 @@ def _record(function: Callable[..., Any], inputs: list[torch.Tensor], model: nn.
     for tensor in inputs:
         recorder.add_input(tensor)
     origins = OriginTracker(model, lambda: recorder.graph) if model is not None else contextlib.nullcontext()
-    with deterministic_kernels(), ValueReadRecorder(has_constants=True) as reader, recorder, origins:
+    modes = deterministic_kernels(), SmallDeterminants()
+    with modes[0], modes[1], ValueReadRecorder(has_constants=True) as reader, recorder, origins:
         try:
             results = function(*inputs)
         except Exception as error:

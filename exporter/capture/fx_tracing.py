@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from exporter.capture.determinant_gradients import SmallDeterminants
 from exporter.capture.origin_tracking import OriginTracker, get_user_line, relabel_forward_parts
 from exporter.capture.symbolic_guards import SizeGuardRecorder
 from exporter.capture.value_reads import ValueRead
@@ -81,7 +82,7 @@ def trace_to_fx(
 
     try:
         # The fused kernels of attention have no second derivative.
-        with deterministic_kernels(), SizeGuardRecorder() as comparisons:
+        with deterministic_kernels(), SmallDeterminants(), SizeGuardRecorder() as comparisons:
             mode = "symbolic" if has_open_sizes else "fake"
             trace = make_fx(run, DECOMPOSED, mode, _allow_non_fake_inputs=True)
             graph = trace(*(t.clone() for t in inputs))

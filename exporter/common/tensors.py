@@ -6,6 +6,9 @@ from collections.abc import Iterable
 
 import torch
 
+# Units in the last place of a term of a gradient that may be its rounding.
+ROUNDING = 64
+
 
 def bitwise_equal(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Return whether shape, dtype and bytes are equal: NaN equals NaN, 0.0 is not -0.0."""
@@ -44,6 +47,15 @@ def all_close(a: torch.Tensor, b: torch.Tensor) -> bool:
     rtol = 1e-9 if a.dtype in (torch.float64, torch.complex128) else 1e-4
     scale = float(torch.nan_to_num(b.abs()).max()) if b.numel() else 0.0
     return torch.allclose(a, b, rtol=rtol, atol=rtol * scale, equal_nan=True)
+
+
+def estimate_rounding(value: torch.Tensor) -> float:
+    """Return what may be rounding in a gradient whose terms are as large as the largest finite number of ``value``.
+
+    torch has two formulas for some gradients. Where the terms of one cancel, as those of a stress do at small strains,
+    what is left differs by the rounding of the terms."""
+    finite = value[value.isfinite()]
+    return ROUNDING * torch.finfo(value.dtype).eps * float(finite.abs().max()) if finite.numel() else 0.0
 
 
 def is_finite(value: torch.Tensor) -> bool:

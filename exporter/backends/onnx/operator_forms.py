@@ -35,10 +35,16 @@ def aten_div(a: torch.Tensor, b: torch.Tensor, rounding_mode: str | None = None)
 
 
 def det(a: torch.Tensor) -> torch.Tensor:
-    """Return the determinant from the LU factors: the product of pivots, with a sign for each exchange of rows."""
+    """Return the determinant."""
+    return det_and_factors(a)[0]
+
+
+def det_and_factors(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the determinant, which is the product of pivots with a sign for each exchange of rows, the LU factors and
+    the pivots."""
     n = a.shape[-1]
     if n == 0:
-        return a.new_ones(a.shape[:-2])
+        return a.new_ones(a.shape[:-2]), a, a.new_zeros(a.shape[:-1], dtype=torch.int32)
     lu, pivots, _ = lu_factor(a)
     product = lu[..., 0, 0]
     for k in range(1, n):
@@ -47,7 +53,7 @@ def det(a: torch.Tensor) -> torch.Tensor:
         product = torch.where(pivots[..., k] == k + 1, product, -product)
     # After a zero pivot the remaining factors have no meaning.
     zero = torch.stack([lu[..., k, k] == 0 for k in range(n)]).any(0)
-    return torch.where(zero, 0.0, product)
+    return torch.where(zero, 0.0, product), lu, pivots
 
 
 def searchsorted(
@@ -378,7 +384,13 @@ def build_form_table() -> dict[str, Callable[..., Any]]:
     }
     forms |= {name: _make_extremum(name) for name in ("amax", "amin")}
     forms |= {name: functools.partial(join, name) for name in ("cat", "stack")}
-    forms |= {"linalg_det": det, "det": det, "einsum": einsum, "searchsorted": searchsorted}
+    forms |= {
+        "linalg_det": det,
+        "det": det,
+        "_linalg_det": det_and_factors,
+        "einsum": einsum,
+        "searchsorted": searchsorted,
+    }
     forms |= {name: functools.partial(run_in_dtype, getattr(torch, name)) for name in ("softmax", "log_softmax")}
     forms |= {"aminmax": aminmax, "pad": pad, "linalg_vector_norm": vector_norm, "copysign": copysign}
     forms |= {name: functools.partial(shift_bits, name) for name in ("bitwise_left_shift", "bitwise_right_shift")}
