@@ -178,7 +178,8 @@ def export(
         devices: On what it is verified: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, or several.
         allow: Findings of the soundness gate that may pass, each as ``"CHECK:REASON"``.
         derivatives: Blocks of the Jacobian, each ``"OUT:BY"`` with globs, or ``"all"``: the file then has a method
-            ``jacobian``, which returns the outputs and then blocks of shape ``(*batch, *out, *by)``.
+            ``jacobian``, which returns the outputs and then blocks of shape ``(*batch, *out, *by)``; ``"OUT:IN,BY"``
+            makes the gradient ``d_OUT_d_IN`` of a number an output, and has its block by ``BY``, of the Hessian.
         jvp: Whether to add the method ``jvp``, Jacobian times tangents.
         vjp: Whether to add the method ``vjp``, cotangents times Jacobian.
         parameters: Globs of the parameters that stay settable; by default all that can.
@@ -188,10 +189,9 @@ def export(
         differentiable: Whether torch's autograd through the loaded file is compared with eager mode's; adds ``vjp``.
         symmetric: Blocks ``"OUT:IN"`` that are second derivatives of a potential, and are checked as such.
         thorough: Whether large batches and all draws are run whatever they cost; else the contract names what was not.
-        budget: About how many seconds large batches may take on one core, in all checks together; by default 1.5. What
-            a batch would take is estimated from the numbers that small ones compute.
-        jobs: How many checks of the gate, and methods of the file, run at the same time; by default as many as this
-            process has cores. From 2 on the cases are computed beside the writing of the file, too.
+        budget: About how many seconds large batches may take on one core, in all checks together; by default 1.5.
+        jobs: How many checks of the gate, and methods of the file, run at the same time, and from 2 on cases beside
+            the writing of the file; by default as many as this process has cores.
         against: An earlier archive of the model: each result's ``reasons`` say why it does not serve this model (a
             static size, the structure of the backward pass, ...), and are empty if it serves as well.
         on_failure: What an element of an implicit model becomes that does not converge: ``"nan"``, ``"last"`` (its last

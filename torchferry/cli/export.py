@@ -129,6 +129,8 @@ def command(
 
       torchferry export model.i --model eq --derivative a_rate:a --derivative '*:E'
 
+      torchferry export solid.py:make_model --derivative 'energy:strain,strain'
+
       torchferry export model.i --model eq --format pt,onnx -o eq.pt
 
       torchferry export model.i --model eq --per-element elasticity.E

@@ -55,7 +55,7 @@ JobsOption = Annotated[
     Option("--jobs", "-j", help="How many checks run at the same time. Default: as many as there are cores."),
 ]
 DerivativeOption = Annotated[
-    list[str] | None, Option(help="OUT:IN block of the Jacobian, by an input or a parameter; globs; or all.")
+    list[str] | None, Option(help="OUT:IN block of the Jacobian, OUT:IN,IN block of the Hessian; globs; or all.")
 ]
 RenameOption = Annotated[
     list[str] | None, Option(help="OLD:NEW names of variables in the contract; * matches any text.")

@@ -92,6 +92,7 @@ def add_gradients(source: Source, request: DerivativeRequest, seed: int) -> tupl
         outputs=(*source.outputs, *specs) if source.outputs else (),
         uses_autograd=True,
     )
+    _require_dependence(chosen, run_in_fork(_observe, extended, seed, seconds=LIMIT), {*inputs, *parameters})
     return extended, _replace_blocks(request, wanted, chosen)
 
 
@@ -136,6 +137,17 @@ def _has_gradient(second: SecondDerivative, source: Source, first: _FirstRun) ->
         what = f"{output!r} has no second derivative by {wrt!r}"
         raise UsageError(what, where=f"--derivative {second.text!r}", got=why, expected=expected, mend=mend)
     return not why
+
+
+def _require_dependence(chosen: Sequence[SecondDerivative], extended: _FirstRun, names: set[str]) -> None:
+    """Raise ``UsageError`` for a second derivative that was asked for by name, and is zero wherever it is taken."""
+    for second in chosen:
+        gradient, other = name_gradient(second.output, second.wrt), second.other
+        if second.is_exact and other in names and (gradient, other) not in extended.pairs:
+            what = f"{second.output!r} has no second derivative by {second.wrt!r} and {other!r}"
+            got, expected = f"its gradient does not depend on {other!r}", "a gradient that depends on the second one"
+            where, mend = f"--derivative {second.text!r}", "leave it out: it is zero"
+            raise UsageError(what, where=where, got=got, expected=expected, mend=mend)
 
 
 def _require_new_names(pairs: Sequence[Pair], names: set[str]) -> None:

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from exporter.archive.derivative_request import DerivativeRequest, resolve_derivatives, resolve_settable_parameters
+from exporter.archive.derivative_request import (
+    DerivativeRequest,
+    find_second_derivatives,
+    resolve_derivatives,
+    resolve_settable_parameters,
+)
 from exporter.archive.tensor_spec import TensorSpec
 from exporter.common.errors import UsageError
 
@@ -44,7 +49,7 @@ def test_globs_and_order():
         ("rate:k", "'k' is int64"),
         ("n:a", "'n' is int64"),
         ("rate:old/b", "'rate' does not depend on 'old/b'"),
-        ("rate:a:a", "second derivatives"),
+        ("rate:a:a", "--derivative 'rate:a,a'"),
         ("*:k", "no block of the Jacobian is left"),
         ("rate:low", "'rate' is float64 and 'low' float32"),
         ("rate:G", "does not depend on 'G'"),
@@ -97,3 +102,20 @@ def test_settable_parameters():
         resolve_settable_parameters(("F",), known, known)
     with pytest.raises(UsageError, match="cannot stay settable"):
         resolve_settable_parameters(("G",), ["E"], known)
+
+
+def find_seconds(*blocks, ins=("a", "b"), outs=("e",)):
+    seconds = find_second_derivatives(DerivativeRequest(tuple(blocks)), ins, outs, ["E"])
+    return [(second.output, second.wrt, second.other, second.is_exact) for second in seconds]
+
+
+def test_second_derivatives():
+    assert find_seconds("e:a", "all", "*:*") == []
+    assert find_seconds("e:a,b", "e:b,E") == [("e", "a", "b", True), ("e", "b", "E", True)]
+    assert find_seconds("e:*,*") == [("e", "a", "*", False), ("e", "b", "*", False)]
+
+
+def test_names_with_commas_and_colons():
+    assert find_seconds("e:a,b", ins=("a,b", "a")) == []
+    assert find_seconds("e:a,b,a", ins=("a,b", "a")) == [("e", "a,b", "a", True)]
+    assert find_seconds("e:1:a,a", ins=("a",), outs=("e:1",)) == [("e:1", "a", "a", True)]
