@@ -24,6 +24,7 @@ from exporter.archive.contract import (
     Range,
     Solver,
     Tolerance,
+    block_name,
 )
 from exporter.archive.derivative_request import DerivativeRequest
 from exporter.archive.tensor_spec import FLOATING, TensorSpec, name_dtype
@@ -89,7 +90,7 @@ def _make_tolerance(warm: Warmup, captured: CaptureResult, is_implicit: bool) ->
     Eager mode's derivative by a float32 input is float32, and a tangent is put together of such."""
     tolerance = solver_tolerances(warm, captured.methods) if is_implicit else Tolerance()
     if warm.source.uses_autograd and not _OTHER_GRADIENTS.isdisjoint(captured.operators):
-        tolerance = _add_floors(tolerance, warm)
+        tolerance = _add_floors(tolerance, warm, captured)
     dtypes = {spec.name: spec.dtype for spec in warm.source.inputs if spec.dtype in FLOATING}
     if "jvp" not in captured.methods or len({*dtypes.values(), *(spec.dtype for spec in warm.output_specs)}) < 2:
         return tolerance
@@ -104,15 +105,20 @@ def _make_tolerance(warm: Warmup, captured: CaptureResult, is_implicit: bool) ->
     return dataclasses.replace(tolerance, outputs=outputs)
 
 
-def _add_floors(tolerance: Tolerance, warm: Warmup) -> Tolerance:
-    """Return the tolerance with floors for outputs, which may be gradients: the rounding of their terms."""
+def _add_floors(tolerance: Tolerance, warm: Warmup, captured: CaptureResult) -> Tolerance:
+    """Return the tolerance with floors for outputs, which may be gradients: the rounding of their terms.
+
+    Blocks keep their bounds."""
     with eager_context(warm.source):
         outputs = evaluate_on_copies(warm.source, warm.inputs)
-    bounds = dict(tolerance.outputs)
+    dtypes = {spec.name: spec.dtype for spec in warm.output_specs}
+    pairs = {pair for method in captured.methods.values() for pair in method.outputs if not isinstance(pair, str)}
+    blocks = {block_name(*pair): tolerance.bounds(pair, dtypes[pair[0]]) for pair in sorted(pairs)}
+    bounds = {**blocks, **tolerance.outputs}
     for spec in warm.output_specs:
         if spec.dtype in FLOATING:
-            floor = estimate_rounding(outputs[spec.name])
-            bounds[spec.name] = dataclasses.replace(tolerance.bounds(spec.name, spec.dtype), floor=floor)
+            plain, floor = tolerance.bounds(spec.name, spec.dtype), estimate_rounding(outputs[spec.name])
+            bounds[spec.name] = dataclasses.replace(plain, floor=max(plain.floor, floor))
     return dataclasses.replace(tolerance, outputs=bounds)
 
 

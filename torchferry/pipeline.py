@@ -106,9 +106,9 @@ def export(source: AnySource, options: ExportOptions) -> list[Exported]:
 def add_second_derivatives(source: Source, options: ExportOptions) -> tuple[Source, ExportOptions]:
     """Return the model with the gradients that second derivatives are of, and the options that ask for these."""
     request, seed = options.capture.derivative_request, derive_seed(options.capture.seed, "second derivatives")
-    if request is None:
+    if request is None or not request.may_have_second_derivatives:
         return source, options
-    source, request = add_gradients(source, request, seed)
+    source, request = add_gradients(detect_inner_autograd(source, seed), request, seed)
     return source, dataclasses.replace(
         options, capture=dataclasses.replace(options.capture, derivative_request=request)
     )

@@ -20,13 +20,16 @@ _DETERMINANTS = (torch.det, torch.linalg.det, torch.Tensor.det)
 
 
 class SmallDeterminants(FunctionHook):
-    """A mode in which determinants of small matrices have gradients by cofactors; their values are torch's."""
+    """A mode in which determinants of small matrices have gradients by cofactors; their values are torch's.
+
+    It sees the calls of Python: a part in TorchScript keeps torch's gradients."""
 
     def intercept(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Return the result of the call."""
-        matrix = args[0] if args else None
-        if func in _DETERMINANTS and not kwargs and isinstance(matrix, torch.Tensor) and _has_small_gradient(matrix):
-            return _SmallDeterminant.apply(matrix)
+        if func in _DETERMINANTS and len(args) + len(kwargs) == 1:
+            matrix = next(iter((*args, *kwargs.values())))
+            if isinstance(matrix, torch.Tensor) and _has_small_gradient(matrix):
+                return _SmallDeterminant.apply(matrix)
         return func(*args, **kwargs)
 
 
@@ -36,15 +39,27 @@ def _has_small_gradient(matrix: torch.Tensor) -> bool:
 
 
 class _SmallDeterminant(torch.autograd.Function):
+    # For the transforms of torch.func.
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, matrix: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(matrix)
+    def forward(matrix: torch.Tensor) -> torch.Tensor:
         return torch.linalg.det(matrix)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[torch.Tensor], output: torch.Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
         (matrix,) = ctx.saved_tensors
         return grads[0][..., None, None] * compute_cofactors(matrix)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: torch.Tensor) -> torch.Tensor:
+        (matrix,) = ctx.saved_tensors
+        return (compute_cofactors(matrix) * tangents[0]).sum((-1, -2))
 
 
 def compute_cofactors(matrix: torch.Tensor) -> torch.Tensor:

@@ -118,6 +118,7 @@ def test_the_contract_and_the_report_say_what_it_is(exported):
     bounds = exported.contract.tolerance.bounds("d_energy_d_h", "float64")
     # The rounding of terms of a tenth, and no more.
     assert 0 < bounds.floor < 1e-14
+    assert exported.contract.tolerance.bounds(("d_energy_d_h", "h"), "float64").floor == 0
 
 
 def test_the_kernel_has_it(exported):

@@ -41,11 +41,11 @@ def det(a: torch.Tensor) -> torch.Tensor:
 
 def det_and_factors(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the determinant, which is the product of pivots with a sign for each exchange of rows, the LU factors and
-    the pivots."""
+    the pivots: those of the transpose of a contiguous matrix, as torch has them."""
     n = a.shape[-1]
     if n == 0:
         return a.new_ones(a.shape[:-2]), a, a.new_zeros(a.shape[:-1], dtype=torch.int32)
-    lu, pivots, _ = lu_factor(a)
+    lu, pivots, _ = lu_factor(a.mT if a.is_contiguous() and not a.is_complex() else a)
     product = lu[..., 0, 0]
     for k in range(1, n):
         product = product * lu[..., k, k]

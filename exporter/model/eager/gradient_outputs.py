@@ -6,6 +6,7 @@ same checks, in every format."""
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,16 +29,17 @@ from exporter.model.eager.warmup import run_first
 from exporter.model.implicit.newton_solver import find_solvers, list_own_parameters
 from exporter.model.source import Source
 
-# Seconds of the run that shows the outputs.
+# Seconds of a run that shows the outputs.
 LIMIT = 3600.0
 
 
 @dataclass(frozen=True)
 class _FirstRun:
-    """Outputs of a first run: the numbers that each has for an element, their dtypes, and by what it has a gradient."""
+    """Shapes and dtypes of the outputs of a first run, the size of its batch, and which gradients there are."""
 
-    counts: Mapping[str, int]
+    shapes: Mapping[str, tuple[int, ...]]
     dtypes: Mapping[str, str]
+    batch: tuple[int, ...]
     pairs: frozenset[Pair]
 
 
@@ -72,37 +74,60 @@ def add_gradients(source: Source, request: DerivativeRequest, seed: int) -> tupl
 
     A block by the input that the gradient is by is symmetric. Raises ``UsageError`` for an output that is not a number
     and for names that are not there, ``UnsupportedError`` for a model whose gradients torch does not give."""
-    if not any("," in text for text in request.blocks):
+    if not request.may_have_second_derivatives:
         return source, request
     first = run_in_fork(_observe, source, seed, seconds=LIMIT)
-    inputs, parameters = {spec.name: spec for spec in source.inputs}, list_own_parameters(source.parameter_module)
-    wanted = find_second_derivatives(request, list(inputs), list(first.counts), list(parameters))
+    inputs, parameters = [spec.name for spec in source.inputs], list_own_parameters(source.parameter_module)
+    wanted = find_second_derivatives(request, inputs, list(first.shapes), list(parameters))
     if not wanted:
         return source, request
     _require_autograd(source, wanted[0].text)
-    chosen = [second for second in wanted if _has_gradient(second, source, first)]
-    pairs = tuple(dict.fromkeys((second.output, second.wrt) for second in chosen))
-    _require_new_names(pairs, {*inputs, *first.counts, *parameters})
-    specs = tuple(TensorSpec(name_gradient(o, wrt), inputs[wrt].shape, inputs[wrt].dtype) for o, wrt in pairs)
-    own = source.own_module
-    extended = dataclasses.replace(
-        source,
-        module=GradientCall(source.module, source, pairs),
-        own_module=GradientCall(own, source, pairs) if own is not None else None,
-        outputs=(*source.outputs, *specs) if source.outputs else (),
-        uses_autograd=True,
-    )
-    _require_dependence(chosen, run_in_fork(_observe, extended, seed, seconds=LIMIT), {*inputs, *parameters})
-    return extended, _replace_blocks(request, wanted, chosen)
+    candidates = [second for second in wanted if _has_gradient(second, source, first)]
+    extended = _extend(source, [(second.output, second.wrt) for second in candidates])
+    pairs = run_in_fork(_observe, extended, seed, seconds=LIMIT).pairs if candidates else frozenset[Pair]()
+    dtypes = {spec.name: spec.dtype for spec in source.inputs}
+    dtypes = {name: name_dtype(p) for name, p in parameters.items()} | dtypes
+    chosen = [block for second in candidates for block in _select_blocks(second, dtypes, pairs)]
+    for text in dict.fromkeys(second.text for second in wanted):
+        if not any(second.text == text for second in chosen):
+            what, expected = "no second derivative is left", "an output of one number that is not linear in the inputs"
+            mend = "ask for first derivatives: OUT:IN"
+            raise UsageError(what, where=f"--derivative {text!r}", expected=expected, mend=mend)
+    final = _extend(source, [(second.output, second.wrt) for second in chosen])
+    return final, _replace_blocks(request, wanted, chosen)
 
 
 def _observe(source: Source, seed: int) -> _FirstRun:
     first = run_first(source, seed)
     with eager_context(source):
         pairs = find_nonzero_blocks(source, first.inputs)
-    count = first.inputs[0].shape[0] if source.batch_ndim else 1
-    counts = {name: value.numel() // max(count, 1) for name, value in first.outputs.items()}
-    return _FirstRun(counts, {name: name_dtype(value) for name, value in first.outputs.items()}, pairs)
+    shapes = {name: tuple(value.shape) for name, value in first.outputs.items()}
+    batch = tuple(first.inputs[0].shape[:1]) if source.batch_ndim else ()
+    return _FirstRun(shapes, {name: name_dtype(value) for name, value in first.outputs.items()}, batch, pairs)
+
+
+def _extend(source: Source, pairs: Sequence[Pair]) -> Source:
+    """Return the model with these gradients behind its outputs. Raises ``UsageError`` for a name that there is."""
+    pairs = tuple(dict.fromkeys(pairs))
+    specs = {spec.name: spec for spec in source.inputs}
+    names = {*specs, *(spec.name for spec in source.outputs)}
+    gradients = []
+    for output, wrt in pairs:
+        name = name_gradient(output, wrt)
+        if name in names:
+            what, expected = f"there is a variable {name!r} already", "a name for the gradient that nothing has"
+            where = f"the gradient of {output!r} by {wrt!r}"
+            raise UsageError(what, where=where, expected=expected, mend="give the variable another name in the model")
+        names.add(name)
+        gradients.append(TensorSpec(name, specs[wrt].shape, specs[wrt].dtype))
+    own = source.own_module
+    return dataclasses.replace(
+        source,
+        module=GradientCall(source.module, source, pairs),
+        own_module=GradientCall(own, source, pairs) if own is not None else None,
+        outputs=(*source.outputs, *gradients) if source.outputs else (),
+        uses_autograd=True,
+    )
 
 
 def _require_autograd(source: Source, text: str) -> None:
@@ -121,11 +146,15 @@ def _has_gradient(second: SecondDerivative, source: Source, first: _FirstRun) ->
 
     Raises ``UsageError``."""
     output, wrt = second.output, second.wrt
-    dtypes = {spec.name: spec.dtype for spec in source.inputs}
+    shape, dtypes = first.shapes[output], {spec.name: spec.dtype for spec in source.inputs}
+    own_shape = shape[len(first.batch) :]
     why = expected = mend = ""
-    if first.counts[output] != 1:
-        per_element = " for each element" if source.batch_ndim else ""
-        why, expected = f"{output!r} has {first.counts[output]} numbers{per_element}", f"one number{per_element}"
+    if shape[: len(first.batch)] != first.batch:
+        why, expected = f"{output!r} has shape {list(shape)} at batch {first.batch[0]}", "[batch]"
+        mend = "without a batch: --batch no, or batch_ndim=0 in its signature"
+    elif any(size != 1 for size in own_shape):
+        each = " for each element" if source.batch_ndim else ""
+        why, expected = f"{output!r} has shape {list(own_shape)}{each}", f"one number{each}"
         mend = "add up its numbers in the model, or ask for first derivatives: OUT:IN"
     elif first.dtypes[output] not in FLOATING or dtypes[wrt] != first.dtypes[output]:
         why, expected = f"{output!r} is {first.dtypes[output]} and {wrt!r} {dtypes[wrt]}", "one floating dtype"
@@ -139,39 +168,33 @@ def _has_gradient(second: SecondDerivative, source: Source, first: _FirstRun) ->
     return not why
 
 
-def _require_dependence(chosen: Sequence[SecondDerivative], extended: _FirstRun, names: set[str]) -> None:
-    """Raise ``UsageError`` for a second derivative that was asked for by name, and is zero wherever it is taken."""
-    for second in chosen:
-        gradient, other = name_gradient(second.output, second.wrt), second.other
-        if second.is_exact and other in names and (gradient, other) not in extended.pairs:
-            what = f"{second.output!r} has no second derivative by {second.wrt!r} and {other!r}"
-            got, expected = f"its gradient does not depend on {other!r}", "a gradient that depends on the second one"
-            where, mend = f"--derivative {second.text!r}", "leave it out: it is zero"
-            raise UsageError(what, where=where, got=got, expected=expected, mend=mend)
+def _select_blocks(
+    second: SecondDerivative, dtypes: Mapping[str, str], pairs: frozenset[Pair]
+) -> list[SecondDerivative]:
+    """Return the blocks of a gradient, by one name each; ``pairs`` are those of an output and what it depends on.
 
-
-def _require_new_names(pairs: Sequence[Pair], names: set[str]) -> None:
-    for output, wrt in pairs:
-        if (name := name_gradient(output, wrt)) in names:
-            what, expected = f"the model has a variable {name!r} already", "a name for the gradient that nothing has"
-            where = f"the gradient of {output!r} by {wrt!r}"
-            raise UsageError(what, where=where, expected=expected, mend="give the variable another name in the model")
+    Raises ``UsageError`` for one that was asked for by its names and is not there."""
+    gradient = name_gradient(second.output, second.wrt)
+    names = [second.other] if second.other in dtypes else fnmatch.filter(dtypes, second.other)
+    there = [n for n in names if (gradient, n) in pairs and dtypes[n] == dtypes[second.wrt]]
+    if second.is_exact and second.other in dtypes and not there:
+        what = f"{second.output!r} has no second derivative by {second.wrt!r} and {second.other!r}"
+        got, expected = f"its gradient does not depend on {second.other!r}", "one that does, in the same dtype"
+        mend = "leave it out: it is zero, or hidden by an operation of the model (detach, once_differentiable)"
+        raise UsageError(what, where=f"--derivative {second.text!r}", got=got, expected=expected, mend=mend)
+    return [dataclasses.replace(second, other=name) for name in there]
 
 
 def _replace_blocks(
     request: DerivativeRequest, wanted: Sequence[SecondDerivative], chosen: Sequence[SecondDerivative]
 ) -> DerivativeRequest:
     """Return the request with blocks of gradients in place of second derivatives."""
-    texts = dict.fromkeys(second.text for second in wanted)
-    blocks: list[str] = [text for text in request.blocks if text not in texts]
-    symmetric = list(request.symmetric)
-    for text in texts:
-        if not any(second.text == text for second in chosen):
-            what, expected = "no second derivative is left", "an output of one number that depends on the inputs"
-            raise UsageError(what, where=f"--derivative {text!r}", expected=expected)
-    for second in chosen:
-        gradient = name_gradient(second.output, second.wrt)
-        blocks.append(f"{gradient}:{second.other}")
-        if second.other == second.wrt:
-            symmetric.append(f"{gradient}:{second.wrt}")
-    return dataclasses.replace(request, blocks=tuple(dict.fromkeys(blocks)), symmetric=tuple(dict.fromkeys(symmetric)))
+    texts = {second.text for second in wanted}
+    blocks = {second: f"{name_gradient(second.output, second.wrt)}:{second.other}" for second in chosen}
+    symmetric = [block for second, block in blocks.items() if second.other == second.wrt]
+    kept = [text for text in request.blocks if text not in texts]
+    return dataclasses.replace(
+        request,
+        blocks=tuple(dict.fromkeys([*kept, *blocks.values()])),
+        symmetric=tuple(dict.fromkeys([*request.symmetric, *symmetric])),
+    )

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.func import hessian
+from torch.func import grad, hessian, jacrev, vmap
 
 from exporter.capture.batch_recording import trace_batch_program
 from exporter.capture.determinant_gradients import SmallDeterminants, compute_cofactors
@@ -64,6 +64,14 @@ def test_what_is_not_small_stays_torchs():
         assert torch.linalg.det(draw(3, 3)).grad_fn is None
         with pytest.raises(RuntimeError):
             torch.linalg.det(draw(2, 3).requires_grad_())
+
+
+@pytest.mark.parametrize("transform", [grad, lambda f: jacrev(grad(f))])
+def test_transforms_of_functions(transform):
+    function = vmap(transform(lambda matrix: torch.linalg.det(A=matrix) ** 2))
+    program = trace_to_fx(lambda x: (function(x),), [draw(4, 3, 3)])
+    assert not any("svd" in str(node.target) for node in program.graph.graph.nodes)
+    torch.testing.assert_close(program.graph(draw(6, 3, 3))[0], function(draw(6, 3, 3)), rtol=1e-10, atol=1e-11)
 
 
 @pytest.mark.parametrize("how", ["sizes", "runs"])

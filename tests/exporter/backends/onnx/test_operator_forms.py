@@ -16,6 +16,7 @@ from exporter.backends.onnx.operator_forms import (
     cumprod,
     cumulate,
     det,
+    det_and_factors,
     diagonal_scatter,
     einsum,
     extremum_of_two,
@@ -261,3 +262,13 @@ def test_recurrent_networks(name, kind, is_packed, monkeypatch):
     pairs = [(got.data, wanted.data)] if is_packed else [(got, wanted)]
     for mine, own in pairs:
         torch.testing.assert_close(mine, own, rtol=1e-13, atol=1e-14)
+
+
+@pytest.mark.parametrize("is_contiguous", [True, False])
+def test_the_factors_of_a_determinant_are_those_of_torch(is_contiguous):
+    """Captured gradients of determinants solve with them."""
+    matrix = torch.rand(5, 4, 4, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    matrix = matrix if is_contiguous else matrix.mT
+    got, expected = det_and_factors(matrix), torch.ops.aten._linalg_det(matrix)
+    for value, expected_value in zip(got, expected, strict=True):
+        torch.testing.assert_close(value.to(expected_value.dtype), expected_value, rtol=1e-12, atol=1e-14)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from exporter.archive.derivative_request import DerivativeRequest
-from exporter.common.errors import UnsupportedError, UsageError
+from exporter.common.errors import CaptureError, UnsupportedError, UsageError
 from exporter.frontends import python_factory
 from exporter.model.eager.evaluation import eager_context, evaluate
 from exporter.model.eager.gradient_outputs import add_gradients
@@ -60,8 +60,12 @@ def test_a_gradient_is_one_more_output():
 
 def test_globs_select_what_has_a_gradient():
     source, request = add("*:*,*")
-    assert [s.name for s in source.outputs][2:] == ["d_e_d_x", "d_e_d_t", "d_e_d_k"]
-    assert request.blocks == ("d_e_d_x:*", "d_e_d_t:*", "d_e_d_k:*")
+    # What is linear in k has a gradient by it, and no second derivative.
+    assert [s.name for s in source.outputs][2:] == ["d_e_d_x", "d_e_d_t"]
+    assert set(request.blocks) == {f"d_e_d_{wrt}:{other}" for wrt in "xt" for other in "xtc"}
+    assert request.symmetric == ("d_e_d_x:x", "d_e_d_t:t")
+    assert add("e:*,x")[1].blocks == ("d_e_d_x:x", "d_e_d_t:x")
+    assert add("e:x,*")[1].symmetric == ("d_e_d_x:x",)
 
 
 def test_outputs_without_a_signature():
@@ -81,7 +85,7 @@ def test_outputs_without_a_signature():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("v:x,x", "'v' has 2 numbers for each element"),
+        ("v:x,x", "'v' has shape [2] for each element"),
         ("e:k,k", "its gradient does not depend on 'k'"),
         ("e:x,k", "its gradient does not depend on 'k'"),
         ("e:x,y", "no input or parameter matches 'y'"),
@@ -89,6 +93,7 @@ def test_outputs_without_a_signature():
         ("e:c,x", "no input matches 'c'"),
         ("f:x,x", "no output matches 'f'"),
         ("v:*,*", "no second derivative is left"),
+        ("e:k,*", "no second derivative is left"),
     ],
 )
 def test_what_bad_requests_get(text, message):
@@ -121,11 +126,69 @@ def test_other_dtypes():
         add("n:x,x", module=Counting())
 
 
-def test_models_whose_gradients_are_not_torchs():
-    class Root(ImplicitUpdate):
-        pass
+def test_two_gradients_of_one_name():
+    class Named(nn.Module):
+        signature = Signature.of({"b_d_c": (), "c": ()}, {"e": (), "e_d_b": ()})
 
+        def forward(self, b, c):
+            return {"e": b**2 * c**2, "e_d_b": b**3 * c**2}
+
+    with pytest.raises(UsageError, match="'d_e_d_b_d_c' already"):
+        add("*:*,*", module=Named())
+
+
+def test_an_output_without_the_batch():
+    class Sum(nn.Module):
+        signature = Signature.of({"x": (2,)}, {"e": ()})
+
+        def forward(self, x):
+            return {"e": (x**3).sum()}
+
+    with pytest.raises(UsageError, match="--batch no"):
+        add("e:x,x", module=Sum())
+
+
+class Stress(nn.Module):
+    """A model that takes a gradient itself, and keeps its graph or not."""
+
+    signature = Signature.of({"x": (2,)}, {"e": (), "s": (2,)})
+
+    def __init__(self, *, keeps_graph: bool) -> None:
+        super().__init__()
+        self.keeps_graph = keeps_graph
+
+    def forward(self, x):
+        x.requires_grad_()
+        e = (x**3).sum(-1)
+        (s,) = torch.autograd.grad(e.sum(), x, create_graph=self.keeps_graph)
+        return {"e": e, "s": s}
+
+
+def test_a_model_that_takes_gradients_itself():
+    source = dataclasses.replace(load(Stress(keeps_graph=True)), uses_autograd=True)
+    extended, request = add_gradients(source, DerivativeRequest(("e:x,x",)), 0)
+    assert request.blocks == ("d_e_d_x:x",)
+    x = torch.rand(4, 2, dtype=F)
+    with eager_context(extended):
+        outputs = evaluate(extended, (x,))
+    torch.testing.assert_close(outputs["d_e_d_x"], 3 * x**2)
+    source = dataclasses.replace(load(Stress(keeps_graph=False)), uses_autograd=True)
+    with pytest.raises(CaptureError, match="'e' cannot be differentiated"):
+        add_gradients(source, DerivativeRequest(("e:x,x",)), 0)
+
+
+class Residual(nn.Module):
+    signature = Signature.of({"x": (), "t": ()}, {"x_residual": ()})
+
+    def forward(self, x, t):
+        return {"x_residual": x**3 + x - t}
+
+
+def test_models_whose_gradients_are_not_torchs():
     source = load()
     neml2 = dataclasses.replace(source, origin=dataclasses.replace(source.origin, kind="neml2"))
     with pytest.raises(UnsupportedError, match="of a NEML2 model"):
         add_gradients(neml2, DerivativeRequest(("e:x,x",)), 0)
+
+    with pytest.raises(UnsupportedError, match="of an implicit model"):
+        add("x:t,t", module=ImplicitUpdate(Residual(), ["x"]))
