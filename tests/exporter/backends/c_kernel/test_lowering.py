@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from project import ROOT, export_unverified
+from cubic_models import POINTS, update
+from project import ROOT, export_unverified, skip_checks
+from torch import nn
 
+import torchferry
 from exporter.archive import pt_archive
 from exporter.backends.backend import KernelOptions
 from exporter.backends.c_kernel.c_source import generate_sources
@@ -116,6 +119,38 @@ def test_operations_over_the_batch_are_refused(export, body):
 def test_what_depends_on_size_or_place_is_refused(export, body):
     with pytest.raises(UnsupportedError, match="depends on the batch around it"):
         lower(export(body))
+
+
+class Turned(nn.Module):
+    """An update whose elements are turned round before it or after it, or nowhere."""
+
+    signature = torchferry.Signature.of({"x~1": (), "dt": ()}, {"y": ()})
+
+    def __init__(self, place: str) -> None:
+        super().__init__()
+        self.update, self.place = update(), place
+
+    def forward(self, old, dt):
+        (x,) = self.update(old.flip(0) if self.place == "before" else old, dt)
+        return {"y": x.flip(0) if self.place == "after" else x}
+
+
+def lower_turned(place: str, path):
+    with skip_checks():
+        torchferry.export(Turned(place), output=path, inputs=POINTS)
+    result = ArchiveLowering(ScriptedModule(load_module(path)), pt_archive.read(path).contract)
+    result.lower_method("forward")
+    return result
+
+
+@pytest.mark.parametrize(("place", "message"), [("before", "mixes elements"), ("after", "depends on the batch around")])
+def test_solves_of_other_elements_are_refused(tmp_path, place, message):
+    with pytest.raises(UnsupportedError, match=message):
+        lower_turned(place, tmp_path / "turned.pt")
+
+
+def test_only_the_solve_of_one_element_is_lowered(tmp_path):
+    assert len(lower_turned("nowhere", tmp_path / "turned.pt").loops) == 1
 
 
 def test_the_control_of_those(export):
