@@ -133,8 +133,8 @@ def _record(function: Callable[..., Any], inputs: list[torch.Tensor], model: nn.
     for tensor in inputs:
         recorder.add_input(tensor)
     origins = OriginTracker(model, lambda: recorder.graph) if model is not None else contextlib.nullcontext()
-    modes = deterministic_kernels(), SmallDeterminants()
-    with modes[0], modes[1], ValueReadRecorder(has_constants=True) as reader, recorder, origins:
+    reader = ValueReadRecorder(has_constants=True)
+    with deterministic_kernels(), SmallDeterminants(), reader, recorder, origins:
         try:
             results = function(*inputs)
         except Exception as error:

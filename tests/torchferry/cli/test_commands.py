@@ -542,7 +542,7 @@ def test_a_command_ends_as_python_does():
     status, text, error = run_process(sys.executable, "-c", code, "inspect", "nothing.pt")
     assert (status, text) == (4, "said at the end\n")
     assert "does not exist" in error
-    late = "import threading, time\nthreading.Thread(target=lambda: (time.sleep(1), print('late'))).start()\n"
+    late = "import threading as t\nt.Thread(target=lambda: (t.main_thread().join(), print('late'))).start()\n"
     _, text, _ = run_process(sys.executable, "-c", late + code, "--version")
     assert text.splitlines()[-2:] == ["late", "said at the end"]
     _, text, _ = run_process(sys.executable, "-m", "cProfile", "-m", "exporter", "--version")

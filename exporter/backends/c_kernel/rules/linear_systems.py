@@ -89,7 +89,8 @@ def _make_factors(matrix: SymbolicTensor) -> tuple[SymbolicTensor, SymbolicTenso
 
 @lowers("_linalg_det")
 def lower_determinant(call: OperatorCall) -> tuple[SymbolicTensor, ...]:
-    """Lower ``_linalg_det``: the determinant, the factors of the matrix and its pivots."""
+    """Lower ``_linalg_det``: the determinant, and the factors and pivots that torch has: those of the transpose of a
+    contiguous matrix."""
     matrix = call.dispatch.to_symbol(call.args[0])
     n = matrix.ids.shape[-1]
     if n > LARGEST_DETERMINANT:
@@ -98,7 +99,8 @@ def lower_determinant(call: OperatorCall) -> tuple[SymbolicTensor, ...]:
     count = math.prod(matrix.ids.shape[:-2])
     nodes = [_expand_determinant(call, rows) for rows in matrix.ids.reshape(count, n, n).tolist()]
     result = make_symbol([node.index for node in nodes], matrix.ids.shape[:-2], matrix.dtype)
-    return result, *_make_factors(matrix)
+    factored = SymbolicTensor(matrix.ids.mT, matrix.dtype) if matrix.ids.is_contiguous() else matrix
+    return result, *_make_factors(factored)
 
 
 @lowers("_linalg_slogdet")
