@@ -178,8 +178,8 @@ def export(
         devices: On what it is verified: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, or several.
         allow: Findings of the soundness gate that may pass, each as ``"CHECK:REASON"``.
         derivatives: Blocks of the Jacobian, each ``"OUT:BY"`` with globs, or ``"all"``: the file then has a method
-            ``jacobian``, which returns the outputs and then blocks of shape ``(*batch, *out, *by)``; ``"OUT:IN,BY"``
-            makes the gradient ``d_OUT_d_IN`` of a number an output, and has its block by ``BY``, of the Hessian.
+            ``jacobian``, which returns the outputs and then blocks of shape ``(*batch, *out, *by)``. ``"OUT:IN,BY"``
+            makes the gradient of a number an output, ``d_OUT_d_IN``, and asks for its block by ``BY``.
         jvp: Whether to add the method ``jvp``, Jacobian times tangents.
         vjp: Whether to add the method ``vjp``, cotangents times Jacobian.
         parameters: Globs of the parameters that stay settable; by default all that can.

@@ -28,6 +28,7 @@ from exporter.archive.contract import (
 )
 from exporter.archive.derivative_request import DerivativeRequest
 from exporter.archive.tensor_spec import FLOATING, TensorSpec, name_dtype
+from exporter.capture.determinant_gradients import has_other_gradients
 from exporter.capture.passes import CaptureResult
 from exporter.common.plain_text import escape_unsafe
 from exporter.common.source_paths import strip_local_paths
@@ -38,9 +39,6 @@ from exporter.model.eager.evaluation import eager_context, evaluate_on_copies
 from exporter.model.eager.warmup import Warmup
 from exporter.model.implicit.newton_solver import find_solvers
 from exporter.model.implicit.solver_tolerances import solver_tolerances
-
-# Operators whose gradients are captured by another formula than that of eager mode.
-_OTHER_GRADIENTS = frozenset({"aten::_linalg_det"})
 
 
 def build_contract(
@@ -89,7 +87,7 @@ def _make_tolerance(warm: Warmup, captured: CaptureResult, is_implicit: bool) ->
 
     Eager mode's derivative by a float32 input is float32, and a tangent is put together of such."""
     tolerance = solver_tolerances(warm, captured.methods) if is_implicit else Tolerance()
-    if warm.source.uses_autograd and not _OTHER_GRADIENTS.isdisjoint(captured.operators):
+    if has_other_gradients(warm.source, captured.operators):
         tolerance = _add_floors(tolerance, warm, captured)
     dtypes = {spec.name: spec.dtype for spec in warm.source.inputs if spec.dtype in FLOATING}
     if "jvp" not in captured.methods or len({*dtypes.values(), *(spec.dtype for spec in warm.output_specs)}) < 2:

@@ -90,8 +90,7 @@ def export(source: AnySource, options: ExportOptions) -> list[Exported]:
         try:
             if options.on_failure is not None:
                 apply_failure_policy(model_source, options.on_failure)
-            with clock("load"):
-                model_source, model_options = add_second_derivatives(model_source, options)
+            model_source, model_options = add_second_derivatives(model_source, options, clock)
             name, several, format_name = model_source.name, len(loads) > 1, options.formats[0]
             path = choose_output_path(options.output, name, several=several, format_name=format_name)
             result = export_model(model_source, path, model_options, verifier, clock)
@@ -103,15 +102,16 @@ def export(source: AnySource, options: ExportOptions) -> list[Exported]:
     return results
 
 
-def add_second_derivatives(source: Source, options: ExportOptions) -> tuple[Source, ExportOptions]:
+def add_second_derivatives(source: Source, options: ExportOptions, clock: Stopwatch) -> tuple[Source, ExportOptions]:
     """Return the model with the gradients that second derivatives are of, and the options that ask for these."""
     request, seed = options.capture.derivative_request, derive_seed(options.capture.seed, "second derivatives")
-    if request is None or not request.may_have_second_derivatives:
+    # Names may have commas, too.
+    if request is None or not any("," in block for block in request.blocks):
         return source, options
-    source, request = add_gradients(detect_inner_autograd(source, seed), request, seed)
-    return source, dataclasses.replace(
-        options, capture=dataclasses.replace(options.capture, derivative_request=request)
-    )
+    with clock("load"):
+        source, request = add_gradients(detect_inner_autograd(source, seed), request, seed)
+    capture = dataclasses.replace(options.capture, derivative_request=request)
+    return source, dataclasses.replace(options, capture=capture)
 
 
 def export_model(

@@ -33,11 +33,6 @@ class DerivativeRequest:
         """Return whether any derivative is requested."""
         return any((self.blocks, self.jvp, self.vjp, self.differentiable, self.symmetric))
 
-    @property
-    def may_have_second_derivatives(self) -> bool:
-        """Return whether a block may be a second derivative: names may have commas, too."""
-        return any("," in text for text in self.blocks)
-
 
 @dataclass(frozen=True)
 class SecondDerivative:

@@ -7,12 +7,13 @@ undeformed body's deformation gradient are. Source: linalg_det_backward in torch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
 
 from exporter.common.torch_hooks import FunctionHook
+from exporter.model.source import Source
 
 # Rows of the largest matrix whose cofactors are written out.
 LARGEST = 3
@@ -31,6 +32,12 @@ class SmallDeterminants(FunctionHook):
             if isinstance(matrix, torch.Tensor) and _has_small_gradient(matrix):
                 return _SmallDeterminant.apply(matrix)
         return func(*args, **kwargs)
+
+
+def has_other_gradients(source: Source, operators: Collection[str]) -> bool:
+    """Return whether a model takes gradients that its capture, which has these ``operators``, computes by another
+    formula than eager mode."""
+    return source.uses_autograd and "aten::_linalg_det" in operators
 
 
 def _has_small_gradient(matrix: torch.Tensor) -> bool:

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import torch
 
 from exporter.archive.contract import Finding
+from exporter.capture.determinant_gradients import has_other_gradients
 from exporter.capture.passes import CaptureResult
 from exporter.common.errors import UnsoundError, UsageError, suggest_names
 from exporter.common.forking import DEFAULT_SECONDS, ForkedCall, ForkFailedError
@@ -157,7 +158,8 @@ def check_after_capture(
     warm: Warmup, captured: CaptureResult, probes: Draws, before: Sequence[Finding], options: GateOptions
 ) -> tuple[Finding, ...]:
     """Check the capture against the model; ``before`` are earlier findings. Raises ``UnsoundError``."""
-    context = CaptureContext(warm, captured.module, probes, captured.tracer_warnings, options.limit)
+    is_other = has_other_gradients(warm.source, captured.operators)
+    context = CaptureContext(warm, captured.module, probes, captured.tracer_warnings, is_other, options.limit)
     findings = [*before, *captured.findings]
     _collect(warm.source.name, _AFTER, _run_in_forks(_AFTER, context, options.jobs), findings, options)
     return apply_allowances(findings, options.allowances)

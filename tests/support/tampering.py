@@ -39,8 +39,14 @@ def seal(path: Path) -> None:
     """Put the sha256 of all bytes before it at the end of the file."""
     with zipfile.ZipFile(path, "a") as archive:
         archive.comment = SEAL + b"0" * DIGEST
-    data = path.read_bytes()[:-DIGEST]
-    path.write_bytes(data + hashlib.sha256(data).hexdigest().encode())
+    reseal(path)
+
+
+def reseal(path: Path) -> None:
+    """Put the sha256 of all bytes before it in place of the last seal, also in a file that is no zip file any more."""
+    data = path.read_bytes()
+    body = data[: data.rfind(SEAL) + len(SEAL)]
+    path.write_bytes(body + hashlib.sha256(body).hexdigest().encode())
 
 
 def change_contract(path: Path, change: Callable[[dict], object]) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,8 +74,6 @@ def add_gradients(source: Source, request: DerivativeRequest, seed: int) -> tupl
 
     A block by the input that the gradient is by is symmetric. Raises ``UsageError`` for an output that is not a number
     and for names that are not there, ``UnsupportedError`` for a model whose gradients torch does not give."""
-    if not request.may_have_second_derivatives:
-        return source, request
     first = run_in_fork(_observe, source, seed, seconds=LIMIT)
     inputs, parameters = [spec.name for spec in source.inputs], list_own_parameters(source.parameter_module)
     wanted = find_second_derivatives(request, inputs, list(first.shapes), list(parameters))
@@ -83,7 +81,8 @@ def add_gradients(source: Source, request: DerivativeRequest, seed: int) -> tupl
         return source, request
     _require_autograd(source, wanted[0].text)
     candidates = [second for second in wanted if _has_gradient(second, source, first)]
-    extended = _extend(source, [(second.output, second.wrt) for second in candidates])
+    names = {*inputs, *first.shapes, *parameters}
+    extended = _extend(source, [(second.output, second.wrt) for second in candidates], names)
     pairs = run_in_fork(_observe, extended, seed, seconds=LIMIT).pairs if candidates else frozenset[Pair]()
     dtypes = {spec.name: spec.dtype for spec in source.inputs}
     dtypes = {name: name_dtype(p) for name, p in parameters.items()} | dtypes
@@ -93,7 +92,7 @@ def add_gradients(source: Source, request: DerivativeRequest, seed: int) -> tupl
             what, expected = "no second derivative is left", "an output of one number that is not linear in the inputs"
             mend = "ask for first derivatives: OUT:IN"
             raise UsageError(what, where=f"--derivative {text!r}", expected=expected, mend=mend)
-    final = _extend(source, [(second.output, second.wrt) for second in chosen])
+    final = _extend(source, [(second.output, second.wrt) for second in chosen], names)
     return final, _replace_blocks(request, wanted, chosen)
 
 
@@ -106,19 +105,17 @@ def _observe(source: Source, seed: int) -> _FirstRun:
     return _FirstRun(shapes, {name: name_dtype(value) for name, value in first.outputs.items()}, batch, pairs)
 
 
-def _extend(source: Source, pairs: Sequence[Pair]) -> Source:
-    """Return the model with these gradients behind its outputs. Raises ``UsageError`` for a name that there is."""
+def _extend(source: Source, pairs: Sequence[Pair], names: Collection[str]) -> Source:
+    """Return the model with these gradients behind its outputs. Raises ``UsageError`` for one of the ``names``."""
     pairs = tuple(dict.fromkeys(pairs))
     specs = {spec.name: spec for spec in source.inputs}
-    names = {*specs, *(spec.name for spec in source.outputs)}
-    gradients = []
+    gradients: list[TensorSpec] = []
     for output, wrt in pairs:
         name = name_gradient(output, wrt)
-        if name in names:
+        if name in names or any(name == spec.name for spec in gradients):
             what, expected = f"there is a variable {name!r} already", "a name for the gradient that nothing has"
             where = f"the gradient of {output!r} by {wrt!r}"
             raise UsageError(what, where=where, expected=expected, mend="give the variable another name in the model")
-        names.add(name)
         gradients.append(TensorSpec(name, specs[wrt].shape, specs[wrt].dtype))
     own = source.own_module
     return dataclasses.replace(

@@ -103,49 +103,44 @@ def test_what_bad_requests_get(text, message):
     assert repr(text) in str(caught.value)
 
 
-def test_a_name_that_is_taken():
-    class Named(Mixed):
-        signature = Signature.of({"x": (2,), "t": (), "k": ()}, {"e": (), "d_e_d_x": (2,)})
+class Given(nn.Module):
+    """A model of a function and its variables; without ``outputs`` they have the names of the dict."""
 
-        def forward(self, x, t, k):
-            e, v = super().forward(x, t, k).values()
-            return {"e": e, "d_e_d_x": v}
+    def __init__(self, function, inputs, outputs) -> None:
+        super().__init__()
+        self.function, self.signature = function, Signature.of(inputs, outputs)
 
-    with pytest.raises(UsageError, match="a variable 'd_e_d_x' already"):
-        add("e:x,x", module=Named())
-
-
-def test_other_dtypes():
-    class Counting(nn.Module):
-        signature = Signature.of({"x": (2,)}, {"n": ()})
-
-        def forward(self, x):
-            return {"n": (x > 0).sum(-1)}
-
-    with pytest.raises(UsageError, match="'n' is int64"):
-        add("n:x,x", module=Counting())
+    def forward(self, *tensors):
+        return self.function(*tensors)
 
 
-def test_two_gradients_of_one_name():
-    class Named(nn.Module):
-        signature = Signature.of({"b_d_c": (), "c": ()}, {"e": (), "e_d_b": ()})
-
-        def forward(self, b, c):
-            return {"e": b**2 * c**2, "e_d_b": b**3 * c**2}
-
-    with pytest.raises(UsageError, match="'d_e_d_b_d_c' already"):
-        add("*:*,*", module=Named())
+def square(x):
+    return (x**2).sum(-1)
 
 
-def test_an_output_without_the_batch():
-    class Sum(nn.Module):
-        signature = Signature.of({"x": (2,)}, {"e": ()})
+REFUSED = {
+    "a name that is taken": (
+        Given(lambda x: {"e": square(x), "d_e_d_x": x}, {"x": (2,)}, {"e": (), "d_e_d_x": (2,)}),
+        ("e:x,x", "a variable 'd_e_d_x' already"),
+    ),
+    "a name that only a run tells": (
+        Given(lambda x: {"e": square(x), "d_e_d_x": x}, {"x": (2,)}, {}),
+        ("e:x,x", "a variable 'd_e_d_x' already"),
+    ),
+    "two gradients of one name": (
+        Given(lambda b, c: {"e": b**2 * c**2, "e_d_b": b**3 * c**2}, {"b_d_c": (), "c": ()}, {"e": (), "e_d_b": ()}),
+        ("*:*,*", "'d_e_d_b_d_c' already"),
+    ),
+    "whole numbers": (Given(lambda x: {"n": (x > 0).sum(-1)}, {"x": (2,)}, {"n": ()}), ("n:x,x", "'n' is int64")),
+    "no batch": (Given(lambda x: {"e": (x**3).sum()}, {"x": (2,)}, {"e": ()}), ("e:x,x", "--batch no")),
+}
 
-        def forward(self, x):
-            return {"e": (x**3).sum()}
 
-    with pytest.raises(UsageError, match="--batch no"):
-        add("e:x,x", module=Sum())
+@pytest.mark.parametrize("name", REFUSED)
+def test_models_that_are_refused(name):
+    module, (text, message) = REFUSED[name]
+    with pytest.raises(UsageError, match=message):
+        add(text, module=module)
 
 
 class Stress(nn.Module):
