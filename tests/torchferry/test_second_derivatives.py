@@ -138,7 +138,7 @@ def test_other_formats_have_it(tmp_path):
     [
         lambda cofactors: cofactors.mT,
         lambda cofactors: cofactors * (1 + 1e-7),
-        # Seen where the terms cancel, and nowhere else: it is more than their rounding.
+        # Where the terms cancel, it is more than their rounding.
         lambda cofactors: cofactors + 1e-12,
     ],
 )
