@@ -58,7 +58,7 @@ def test_a_wrong_row_of_the_kernels_operators_is_found(monkeypatch):
         assert examine([case], [{}])[0]["c"] == VERIFIED
         real = c_expressions.format_expression
         monkeypatch.setattr(
-            "exporter.backends.c_kernel.c_writer.format_expression",
+            "exporter.backends.c_kernel.frame_writer.format_expression",
             lambda op, *rest: real("cos" if op == "sin" else op, *rest),
         )
         cells = examine([case], [{}])[0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -14,16 +14,16 @@ from exporter.archive.contract import Contract
 from exporter.archive.tensor_spec import TensorSpec
 from exporter.backends.backend import KernelOptions
 from exporter.backends.c_kernel.c_expressions import HELPERS, MEMORY, TYPES, format_literal
-from exporter.backends.c_kernel.c_writer import CWriter
 from exporter.backends.c_kernel.cuda_source import render_cuda_sources
-from exporter.backends.c_kernel.expression_graph import BOOL, F64, too_big_error
-from exporter.backends.c_kernel.frame_layout import ARRAYS, LANES, TEMPLATES, MethodCode
+from exporter.backends.c_kernel.expression_graph import F64, too_big_error
+from exporter.backends.c_kernel.frame_layout import ARRAYS, LANES, SIZES, TEMPLATES, LoopCode, MethodCode
+from exporter.backends.c_kernel.loop_writer import write_loops
 from exporter.backends.c_kernel.lowering import ArchiveLowering, LoweredMethod
+from exporter.backends.c_kernel.method_writer import MethodWriter
 from exporter.common.c_text import escape_comment, to_c_identifier, to_c_identifiers
 from exporter.common.units import spell_in_ascii
 from exporter.graph.loading import LoadedModule
 
-SIZES = {"float64": 8, "float32": 4, "int64": 8, "int32": 4, "bool": 1}
 # A larger frame is not put on the stack.
 STACK = 2**18
 # Most input and output numbers of an element: the offset of each is kept on the stack.
@@ -62,9 +62,9 @@ def generate_sources(module: LoadedModule, contract: Contract, options: KernelOp
     return render_sources(contract, functions, values, has_cuda=options.has_cuda)
 
 
-def _emit_method(lowered: LoweredMethod, contract: Contract) -> MethodCode:
+def _emit_method(lowered: LoweredMethod, contract: Contract, loops: Mapping[int, LoopCode]) -> MethodCode:
     specs = {name: contract.input_spec(name) for name in lowered.inputs}
-    code = CWriter(lowered, {name: (s.dtype, prod(s.static_shape)) for name, s in specs.items()}).write()
+    code = MethodWriter(lowered, {name: (s.dtype, prod(s.static_shape)) for name, s in specs.items()}, loops).write()
     if code.operations > MOST:
         got, expected = f"{code.operations} operations", f"at most {MOST}, which take a compiler some minutes"
         raise too_big_error(f"method {lowered.method!r}", got, expected)
@@ -79,11 +79,10 @@ def render_sources(
     has_cuda: bool = False,
 ) -> CSource:
     """Render the sources of lowered methods, with ``has_cuda`` for GPUs too; ``values`` are those of all parameters."""
-    emitted = {name: _emit_method(lowered, contract) for name, lowered in lowered_methods.items()}
+    loops = write_loops([*lowered_methods.values()])
+    emitted = {name: _emit_method(lowered, contract, loops) for name, lowered in lowered_methods.items()}
     name = to_c_identifier(contract.name)
-    order = list(values)
     methods = [_describe_method(contract, lowered_methods[m], code, values) for m, code in emitted.items()]
-    read = {place for m in methods for place in m["parameters"]}
     helpers = dict.fromkeys(h for code in emitted.values() for h in code.helpers)
     unrolled = sorted({n for code in emitted.values() for n in code.unrolled_sizes})
     context: dict[str, Any] = {
@@ -93,6 +92,7 @@ def render_sources(
         "upper": name.upper(),
         "guard": f"TORCHFERRY_{name.upper()}_H",
         "methods": methods,
+        "newton_loops": _describe_loops([*loops.values()], [*emitted.values()]),
         "lanes": LANES,
         "ahead": AHEAD,
         "held": any(m["held"] for m in methods),
@@ -109,28 +109,45 @@ def render_sources(
         "solve": TEMPLATES.get_template("solve.c.jinja").render(helpers=helpers, unrolled=unrolled),
         "solvers": contract.solvers,
         "failure": " or ".join(dict.fromkeys(FAILURES[s.on_failure] for s in contract.solvers)),
-        "parameters": [
-            {
-                "identifier": c_name,
-                "said": escape_comment(f"{p.name}, {_format_shape(p.shape)}{p.dtype}{_format_unit(p.unit)}"),
-                "kind": p.dtype,
-                "read": place in read,
-                "bytes": values[p.name].nbytes,
-                "numbers": ", ".join(format_literal(v, p.dtype) for v in values[p.name].reshape(-1).tolist()),
-            }
-            for place, (p, c_name) in enumerate(zip(contract.parameters, to_c_identifiers(order), strict=True))
-        ],
+        "parameters": _describe_parameters(contract, values, {place for m in methods for place in m["parameters"]}),
     }
     templates = {f"{name}.h": "model.h", f"{name}_lanes.h": "lanes.h", f"{name}.c": "model.c"}
     files = {file: TEMPLATES.get_template(f"{t}.jinja").render(context) for file, t in templates.items()}
     if has_cuda:
         files |= render_cuda_sources(context)
-    notes = tuple(dict.fromkeys(note for f in lowered_methods.values() for note in f.notes))
+    notes = tuple(dict.fromkeys(note for lowered in lowered_methods.values() for note in lowered.notes))
     operations = {m: code.operations for m, code in emitted.items()}
     workspace = {m["method"]: m["workspace"] for m in methods}
-    loops = [loop for lowered in lowered_methods.values() for loop in lowered.loops.values() if loop.reduction]
-    reductions = tuple(dict.fromkeys(loop.describe_reduction() for loop in loops))
+    reduced = [loop for lowered in lowered_methods.values() for loop in lowered.loops.values() if loop.reduction]
+    reductions = tuple(dict.fromkeys(loop.describe_reduction() for loop in reduced))
     return CSource(name, files, operations, workspace, values, notes, reductions)
+
+
+def _describe_parameters(
+    contract: Contract, values: Mapping[str, torch.Tensor], read: Collection[int]
+) -> list[dict[str, Any]]:
+    c_names = to_c_identifiers([*values])
+    return [
+        {
+            "identifier": c_name,
+            "said": escape_comment(f"{p.name}, {_format_shape(p.shape)}{p.dtype}{_format_unit(p.unit)}"),
+            "kind": p.dtype,
+            "read": place in read,
+            "bytes": values[p.name].nbytes,
+            "numbers": ", ".join(format_literal(v, p.dtype) for v in values[p.name].reshape(-1).tolist()),
+        }
+        for place, (p, c_name) in enumerate(zip(contract.parameters, c_names, strict=True))
+    ]
+
+
+def _describe_loops(loops: Sequence[LoopCode], methods: Sequence[MethodCode]) -> list[dict[str, Any]]:
+    """Describe each loop once, with what the methods that have it are."""
+    described = {}
+    for loop in loops:
+        callers = [m for m in methods if any(called.name == loop.name for called in m.loops)]
+        is_small, is_inlined = any(m.is_small for m in callers), any(m.is_inlined_on_gpu for m in callers)
+        described.setdefault(loop.name, {"emitted": loop, "is_small": is_small, "is_inlined_on_gpu": is_inlined})
+    return [*described.values()]
 
 
 def _describe_method(
@@ -153,8 +170,8 @@ def _describe_method(
     if first > NUMBERS:
         got = f"{first} numbers of inputs and outputs for each element"
         raise too_big_error(f"method {lowered.method!r}", got, f"at most {NUMBERS}")
-    frame = LANES * _count_bytes(code.register_counts)
-    size = frame + _count_bytes(code.uniform_counts) + 8 * code.table_count
+    frame = LANES * code.frame_bytes
+    size = frame + code.uniform_bytes
     return {
         "method": lowered.method,
         "inputs": input_variables,
@@ -169,11 +186,6 @@ def _describe_method(
         "near": NEAR // max(1, sum(v["size"] * v["count"] for v in (*input_variables, *output_variables))),
         "emitted": code,
     }
-
-
-def _count_bytes(counts: Mapping[str, int]) -> int:
-    sizes = SIZES | {BOOL: 4}
-    return sum(-(-sizes[dtype] * count // 8) * 8 for dtype, count in counts.items())
 
 
 def _describe_variable(name: str, spec: TensorSpec, slot: int) -> dict[str, Any]:

@@ -42,7 +42,7 @@ def _place_strides(method: dict[str, Any]) -> None:
         variable["stride"] = place
         place += 1 + len(variable["shape"])
     method["strides"] = place
-    method["has_uniform"] = bool(method["emitted"].uniform_counts or method["emitted"].table_count)
+    method["has_uniform"] = method["emitted"].has_uniform
 
 
 def _check_limits(method: Mapping[str, Any], lanes: int) -> None:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 # A merge that saves fewer statements than this is not worth its table.
 WORTH = 1_000
 # Alone, or the first of a loop over k.
-_REGISTER = re.compile(r"\b([fg]->\w)\[(\d+)(?=\]| \+ k\])")
+_REGISTER = re.compile(r"\b([fg]->(?:\w+\.)?\w)\[(\d+)(?=\]| \+ k\])")
 _LOCAL = re.compile(r"\bv(\d+)\b")
 _COMMENT = re.compile(r"/\*.*?\*/")
 _CALL = re.compile(r"TF_\((\w+)\)\(f, g\);")
@@ -28,12 +28,15 @@ class Part:
     function: str
     body: str
     operations: int = 0
+    # What follows the two that every function has.
+    parameters: str = ""
 
-    def render(self, parameters: str = "") -> str:
-        """Return the C text; ``parameters`` follow the two that every function has."""
+    def render(self) -> str:
+        """Return the C text."""
         return (
             f"TF_PART void TF_({self.function})(struct {self.method}_frame *restrict f, "
-            f"const struct {self.method}_uniform *restrict g{parameters}) {{\n{self.body}  (void)f;\n  (void)g;\n}}\n"
+            f"const struct {self.method}_uniform *restrict g{self.parameters}) {{\n"
+            f"{self.body}  (void)f;\n  (void)g;\n}}\n"
         )
 
 
@@ -97,5 +100,4 @@ def _render_indexed(function: Part) -> str:
         return match[0] if number is None else f"{match[1]}[r[{number}]"
 
     body = _REGISTER.sub(index, function.body)
-    indexed = Part(function.method, function.function, body.replace(*_SIMD_MACROS))
-    return indexed.render(", const int *restrict r")
+    return replace(function, body=body.replace(*_SIMD_MACROS), parameters=", const int *restrict r").render()

@@ -18,7 +18,7 @@ from exporter.archive.tensor_spec import list_dynamic_sizes
 from exporter.backends.backend import KernelOptions
 from exporter.backends.c_kernel import forward_mode, newton_step, reduced_system
 from exporter.backends.c_kernel.expression_graph import COLUMNS, F64, I64, MOST, NEWTON, ExprGraph, leaf_name
-from exporter.backends.c_kernel.newton_loop import NewtonLoop, Reduction, find_loop_inputs, find_loop_nodes
+from exporter.backends.c_kernel.newton_loop import NewtonLoop, Reduction, find_loop_nodes, list_outer_inputs
 from exporter.backends.c_kernel.rules.derivatives import NoRuleError
 from exporter.backends.c_kernel.rules.linear_systems import NO_ERRORS
 from exporter.backends.c_kernel.schedule import reachable_nodes
@@ -225,7 +225,7 @@ class ArchiveLowering:
             # Nothing of the other elements is written: their solves only show whether the first one depends on them.
             self._solves[key] = self._lower_loop(graphs, solver, key, element) if is_first else graph.new_loop()
         index = self._solves[key]
-        loop_inputs = self.list_outer_inputs(index) if is_first else flat
+        loop_inputs = list_outer_inputs(graph, self.loops[index], index) if is_first else flat
         dtypes = [F64] * n + ([F64] * (n * n) if tangents else []) + [I64, F64, I64]
         results = graph.unpack(NEWTON, (*u0, *loop_inputs), (index, tangents), dtypes)
         u, rest = results[:n], results[n:]
@@ -312,12 +312,6 @@ class ArchiveLowering:
         candidates = (forward_matrix, captured_matrix)
         counts = [len(find_loop_nodes(self.graph, [*residual, *ends], index)) for ends in candidates]
         return forward_matrix if counts[0] <= counts[1] else captured_matrix
-
-    def list_outer_inputs(self, index: int) -> tuple[int, ...]:
-        """Return the nodes that a loop reads and that do not change in it."""
-        loop = self.loops[index]
-        read = find_loop_inputs(self.graph, loop.ends, index)
-        return tuple(dict.fromkeys((*read, *loop.settings.values())))
 
 
 def check_fixed_shapes(contract: Contract) -> None:

@@ -79,3 +79,9 @@ def find_loop_inputs(graph: ExprGraph, ends: Sequence[int], loop: int) -> tuple[
     inner = find_loop_nodes(graph, ends, loop)
     read = (a for i in inner for a in graph[i].args)
     return tuple(dict.fromkeys(i for i in (*read, *ends) if not graph.loops[i] >> loop & 1))
+
+
+def list_outer_inputs(graph: ExprGraph, loop: NewtonLoop, index: int) -> tuple[int, ...]:
+    """Return the nodes that a loop reads and that do not change in it: a node of the loop has them as arguments after
+    its guess, in this order."""
+    return tuple(dict.fromkeys((*find_loop_inputs(graph, loop.ends, index), *loop.settings.values())))

@@ -13,8 +13,8 @@ from exporter.backends.c_kernel.frame_layout import ARRAYS, TYPES
 
 # Fewer numbers than this are copied one by one, and fewer calls stand one by one.
 MANY = 8
-_REGISTER = re.compile(r"(f->\w)\[(\d+)\]\[l\]")
-_INDEX = re.compile(r"(?<=->)(\w)\[(\d+)\]")
+_REGISTER = re.compile(r"(f->(?:\w+\.)?\w)\[(\d+)\]\[l\]")
+_INDEX = re.compile(r"(?<=->)((?:\w+\.)?\w)\[(\d+)\]")
 _C_TYPES = {array: TYPES[dtype] for dtype, array in ARRAYS.items()}
 
 
@@ -88,7 +88,7 @@ def _find_runs(array: str, registers: Sequence[int], values: Sequence[str]) -> I
 
 def _emit_copy_loop(array: str, first: int, values: Sequence[str]) -> str:
     match = _REGISTER.fullmatch(values[0])
-    lines = [f"{_C_TYPES[array]} (*const to)[TF_LANES] = &f->{array}[{first}];"]
+    lines = [f"{_C_TYPES[array[-1]]} (*const to)[TF_LANES] = &f->{array}[{first}];"]
     if match:
         lines.append(f"{_C_TYPES[match[1][-1]]} (*const from)[TF_LANES] = &{match[1]}[{match[2]}];")
     lines += [
