@@ -31,7 +31,7 @@ RECORD = f"extra/{CONTRACT}"
 
 
 @pytest.mark.parametrize(
-    ("name", "share"), mark_rest_thorough([("rates", 13)], [("rates", 1), ("return_map", 3), ("loss_and_grad", 3)])
+    ("name", "share"), mark_rest_thorough([("rates", 13)], [("rates", 1), ("return_map", 11), ("loss_and_grad", 3)])
 )
 def test_both_readers_agree(name, share, tmp_path):
     """``share``: one of how many forgeries is made."""
