@@ -28,9 +28,9 @@ test: lint .venv/neml2
 # The long sweeps that `make test` leaves out.
 test-all: test
 	$(PYTEST) -m thorough
-	$(BIN)/python -m exams torch_examples operators modules onnx_nodes --share 20
+	$(BIN)/python -m exams torch_examples operators modules onnx_nodes --share 40
 	$(BIN)/python -m exams odes
-	$(BIN)/python -m exams networks --share 4
+	$(BIN)/python -m exams networks --share 8
 
 # docs/results/compatibility.md: the demo and a sample of the tests with every version of torch, gigabytes for each.
 compat: .venv/installed
