@@ -33,7 +33,7 @@ def make_model():
     x = torch.tensor([0.1, 0.2], dtype=torch.float64)
     return Spring(), {"stretch": x, "stiffness": 100 * x}
 """
-# Every environment can do these.
+# Every environment can do these; where there is an extra, the first two are tried.
 ALWAYS = (
     "export spring.py:make_model --derivative force:stretch -o spring.pt",
     "verify spring.pt",
@@ -146,7 +146,6 @@ def test_installed_with_one_extra(wheel, dependencies, extra, tmp_path):
     def run(command: str) -> subprocess.CompletedProcess[str]:
         return _run(tmp_path, command)
 
-    # What an extra brings along may stand in the way of the first ones.
     for command in ALWAYS[: 2 if extra else None]:
         done = run(command)
         assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"

@@ -67,7 +67,7 @@ def read_in_python(path: Path) -> str:
 def read_natively(paths: Sequence[Path]) -> list[tuple[int, str]]:
     """The status and the message of loading each file and running its cases, in a process of its own."""
     library = native_build.build() / "lib" / "libtorchferry.so"
-    return run_in_fork(_load_all, str(library), list(map(str, paths)), seconds=60 + 2 * len(paths))
+    return run_in_fork(_load_all, str(library), list(map(str, paths)), seconds=300 + 2 * len(paths))
 
 
 def _load_all(library_path: str, paths: Sequence[str]) -> list[tuple[int, str]]:

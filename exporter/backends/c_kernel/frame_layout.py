@@ -35,7 +35,9 @@ class FrameCode:
     prepare: str
     frame: str
     uniform: str
+    # Those that are written out, and those of them that are computed once for a call.
     operations: int
+    uniform_operations: int
     register_counts: Mapping[str, int]
     # Uniform values by dtype; the parameters whose tables are read in the caller's memory, and the number of those
     # tables.
@@ -95,7 +97,7 @@ class MethodCode(FrameCode):
     @property
     def is_small(self) -> bool:
         """Return whether the method has a body for one element, too."""
-        return self.operations <= SMALL
+        return self.operations - self.uniform_operations <= SMALL
 
     @property
     def is_inlined_on_gpu(self) -> bool:

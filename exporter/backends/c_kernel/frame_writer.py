@@ -85,9 +85,9 @@ class FrameWriter:
         loops = tuple(self.loops.values())
         inner = {loop.member: f"{loop.name}_frame" for loop in loops}
         inner_uniform = {loop.member: f"{loop.name}_uniform" for loop in loops if loop.has_uniform}
-        operations = self.operations + merged.operations
-        operations += sum(self.graph[i].op != "leaf" for i in self.uniform_nodes)
-        operations += sum({loop.name: loop.operations for loop in loops}.values())
+        written = {loop.name: loop for loop in loops}.values()
+        uniform_operations = sum(self.graph[i].op != "leaf" for i in self.uniform_nodes)
+        operations = self.operations + merged.operations + uniform_operations
         table_parameters = [parameter.removeprefix(PARAMETER) for parameter, _ in self.parameter_tables.values()]
         table_parameters += [parameter for loop in loops for parameter in loop.table_parameters]
         structure = format_struct(
@@ -99,7 +99,8 @@ class FrameWriter:
             "prepare": self.prepare,
             "frame": format_struct(f"{self.name}_frame", self.allocator.counts, lanes=True, inner=inner),
             "uniform": "".join(self.constants) + merged.tables + structure,
-            "operations": operations,
+            "operations": operations + sum(loop.operations for loop in written),
+            "uniform_operations": uniform_operations + sum(loop.uniform_operations for loop in written),
             "register_counts": dict(self.allocator.counts),
             "uniform_counts": dict(self.uniform_allocator.counts),
             "table_parameters": tuple(dict.fromkeys(table_parameters)),
@@ -222,7 +223,7 @@ class FrameWriter:
         node, target = self.graph[i], self.names[i]
         every = "for (int l = 0; l < TF_NOW; l++)"
         lines = []
-        if node.op == "pow" and node.args[1] in self.uniform_nodes:
+        if node.op == "pow" and self.names.get(node.args[1], "").startswith("g->"):
             x, exponent = self.name_node(node.args[0]), self.name_node(node.args[1])
             products = (x, f"{x} * {x}", f"{x} * {x} * {x}", f"({x} * {x}) * ({x} * {x})")
             for number, product in enumerate(products, 1):

@@ -15,8 +15,8 @@ from exporter.backends.c_kernel.newton_loop import SETTLED, TIGHT, NewtonLoop, R
 from exporter.backends.c_kernel.schedule import find_uniform_nodes, reachable_nodes
 from exporter.model.implicit import newton_solver
 
-# Numbers of nodes, and comments, do not make another loop.
-_LOCAL = re.compile(r"\bv\d+\b|/\*.*?\*/", re.DOTALL)
+_LOCAL = re.compile(r"\bv\d+\b")
+_COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 
 
 def write_loops(lowered_methods: Sequence[LoweredMethod]) -> dict[int, LoopCode]:
@@ -35,10 +35,16 @@ def write_loops(lowered_methods: Sequence[LoweredMethod]) -> dict[int, LoopCode]
     for number, (index, has_matrix) in enumerate(sorted(matrices.items())):
         name = f"tf_loop_{number}"
         code = LoopWriter(name, graph, loops[index], index, has_matrix=has_matrix).write()
-        parts = (code.text, code.prepare, code.frame, code.uniform)
-        key = "\n".join(_LOCAL.sub("", part).replace(name, "tf_loop") for part in parts)
-        written[index] = replace(code, name=names.setdefault(key, name))
+        written[index] = replace(code, name=names.setdefault(_normalize_text(code), name))
     return written
+
+
+def _normalize_text(code: LoopCode) -> str:
+    """Return the text without its name and comments, locals numbered by first occurrence."""
+    parts = (code.text, code.prepare, code.frame, code.uniform)
+    plain = _COMMENT.sub("", "\n".join(parts)).replace(code.name, "tf_loop")
+    numbers: dict[str, int] = {}
+    return _LOCAL.sub(lambda match: f"v{numbers.setdefault(match[0], len(numbers))}", plain)
 
 
 class LoopWriter(FrameWriter):

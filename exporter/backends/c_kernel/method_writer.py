@@ -24,11 +24,10 @@ class MethodWriter(FrameWriter):
         graph = lowered.graph
         self.ends = [i for output in lowered.outputs for i in output]
         self.loop_codes = loops
-        called = {
-            graph[i].extra[0]: loops[graph[i].extra[0]]
-            for i in reachable_nodes(graph, self.ends, ())
-            if graph[i].op == NEWTON
-        }
+        calls = [graph[i].extra for i in reachable_nodes(graph, self.ends, ()) if graph[i].op == NEWTON]
+        called = {index: loops[index] for index, _ in calls}
+        # Where a method calls a loop with its matrix and without, both calls write the same frame: both have it.
+        self.with_matrix = {index for index, has_matrix in calls if has_matrix}
         # Loops know these numbers themselves.
         known = {i: f"g->{loop.member}.{place}" for loop in called.values() for i, place in loop.uniform_places.items()}
         super().__init__(lowered.method, graph, self.ends, known)
@@ -102,7 +101,7 @@ class MethodWriter(FrameWriter):
             for array, values in targets.items()
         )
         uniform = f"&g->{loop.member}" if loop.has_uniform else "0"
-        matrix = f", {int(bool(has_matrix))}" if loop.has_matrix else ""
+        matrix = f", {int(index in self.with_matrix)}" if loop.has_matrix else ""
         results = [f"f->{loop.member}.{place}[l]" for place in loop.results]
         self.statuses[results[-1]] = None
         self.name_picks(i, results if has_matrix else [*results[:n], *results[-3:]])

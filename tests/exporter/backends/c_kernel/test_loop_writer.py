@@ -36,6 +36,33 @@ class Relax(nn.Module):
         return s - old + self.k * dt * s**3 - more
 
 
+class Terms(nn.Module):
+    """Three terms, two in another order where ``is_turned``: texts that differ in the names of locals alone."""
+
+    def __init__(self, name: str, is_turned: bool) -> None:
+        super().__init__()
+        self.signature = torchferry.Signature.of({name: (), f"{name}~1": (), "load": ()}, {f"{name}_residual": ()})
+        self.is_turned = is_turned
+
+    def forward(self, s: torch.Tensor, old: torch.Tensor, load: torch.Tensor) -> torch.Tensor:
+        a, b, c = s * s * load, s * s * s, s * s * old
+        return 4 * (s - old) + (((a + c) - b) if self.is_turned else ((a + b) - c))
+
+
+class Norton(nn.Module):
+    """``x - x~1 + dt k x^n``: the derivative by k has the power of the loop."""
+
+    signature = torchferry.Signature.of({"x": (), "x~1": (), "dt": ()}, {"x_residual": ()})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.k = nn.Parameter(torch.tensor(0.7, dtype=F))
+        self.n = nn.Parameter(torch.tensor(3.0, dtype=F))
+
+    def forward(self, x: torch.Tensor, old: torch.Tensor, dt: torch.Tensor) -> torch.Tensor:
+        return x - old + dt * self.k * x**self.n
+
+
 class Solve(nn.Module):
     """A residual with a system whose matrix does not change in the loop: its factors come from outside."""
 
@@ -81,11 +108,13 @@ def check_methods(folder: Path, inputs: dict[str, torch.Tensor]) -> None:
         names = kernel.contract.methods[method].inputs
         got = kernel.call(method, {name: arrays[name] for name in names})
         for name, value in archive.call(method, {name: inputs[name] for name in names}).items():
-            if method == "newton_info":
-                assert name != "status" or not numpy.asarray(got[name]).any()
+            if name in ("residual_norm", "iterations"):
+                # A kernel's steps are rounded otherwise.
+                assert numpy.abs(got[name] - value.numpy()).max() <= (1 if name == "iterations" else 1e-8), name
+                assert name != "iterations" or value.max() > 1
                 continue
             assert numpy.allclose(got[name], value.numpy(), rtol=1e-9, atol=1e-12), (method, name)
-            assert value.abs().max() > 1e-3, (method, name)
+            assert name == "status" or value.abs().max() > 1e-3, (method, name)
 
 
 @pytest.mark.parametrize("rows", [1, 5, 33])
@@ -121,6 +150,24 @@ def test_parameters_are_each_loop_s_own(states):
         after = kernel.call("forward", arrays)
         changed.append([state for state in "xy" if not numpy.array_equal(after[state], before[state])])
     assert sorted(changed) == [["x"], ["y"]]
+
+
+def test_texts_with_other_locals_are_other_loops(tmp_path):
+    parts = [torchferry.ImplicitUpdate(Terms(name, name == "y"), [name]) for name in "xy"]
+    model = torchferry.ComposedModel(parts, name="terms")
+    folder = export(model, draw(4, 0, "x~1", "y~1", "load"), tmp_path / "terms.pt", ("*:load",))
+    assert count_loops(folder) == 2
+    check_methods(folder, draw(9, 1, "x~1", "y~1", "load"))
+
+
+def test_a_power_outside_of_the_loop_has_its_products_too(tmp_path):
+    """The exponent is the loop's; where the derivative takes the power again, it is a product all the same."""
+    inputs = draw(4, 0, "x~1", "dt")
+    folder = export(torchferry.ImplicitUpdate(Norton(), ["x"]), inputs, tmp_path / "norton.pt", ("x:residual.k",))
+    jacobian = next(folder.glob("*_lanes.h")).read_text().partition("/* jacobian:")[2]
+    assert "pow(" in jacobian
+    assert jacobian.count("if (g->tf_loop_0.") == 4 * jacobian.count("pow(")
+    check_methods(folder, draw(9, 1, "x~1", "dt"))
 
 
 def test_factors_from_outside(tmp_path):
