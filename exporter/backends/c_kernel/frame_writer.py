@@ -183,11 +183,11 @@ class FrameWriter:
                 calls.append(self.emit_block(step.nodes[0], name))
         return calls
 
-    def add_function(self, name: str, body: str, operations: int = 0) -> str:
+    def add_function(self, name: str, body: str, operations: int = 0, attributes: str = "") -> str:
         """Add a function and return the call of it."""
         function = f"{name}_{self.function_count}"
         self.function_count += 1
-        self.functions.append(Part(self.name, function, body, operations))
+        self.functions.append(Part(self.name, function, body, operations, attributes=attributes))
         return f"TF_({function})(f, g);"
 
     def _emit_loop(self, step: Step, name: str, *, single: bool) -> str:

@@ -30,11 +30,13 @@ class Part:
     operations: int = 0
     # What follows the two that every function has.
     parameters: str = ""
+    # What stands before it.
+    attributes: str = ""
 
     def render(self) -> str:
         """Return the C text."""
         return (
-            f"TF_PART void TF_({self.function})(struct {self.method}_frame *restrict f, "
+            f"{self.attributes}TF_PART void TF_({self.function})(struct {self.method}_frame *restrict f, "
             f"const struct {self.method}_uniform *restrict g{self.parameters}) {{\n"
             f"{self.body}  (void)f;\n  (void)g;\n}}\n"
         )

@@ -105,7 +105,9 @@ class MethodWriter(FrameWriter):
         results = [f"f->{loop.member}.{place}[l]" for place in loop.results]
         self.statuses[results[-1]] = None
         self.name_picks(i, results if has_matrix else [*results[:n], *results[-3:]])
-        return self.add_function(name, f"{text}  TF_({loop.name})(&f->{loop.member}, {uniform}{matrix});\n")
+        call = f"  TF_({loop.name})(&f->{loop.member}, {uniform}{matrix});\n"
+        # A hundred copies in one function with what computes them take gcc ten times as long.
+        return self.add_function(name, text + call, attributes="TF_ALONE ")
 
     def _list_values(self, i: int, dtype: str, count: int) -> list[str]:
         """Return the numbers of a node: one, or those of a matrix's factors of this dtype."""
