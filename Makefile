@@ -28,7 +28,7 @@ test: lint .venv/neml2
 # The long sweeps that `make test` leaves out.
 test-all: test
 	$(PYTEST) -m thorough
-	$(BIN)/python -m exams torch_examples operators modules onnx_nodes --share 40
+	$(BIN)/python -m exams torch_examples operators modules onnx_nodes --share 30
 	$(BIN)/python -m exams odes
 	$(BIN)/python -m exams networks --share 8
 
