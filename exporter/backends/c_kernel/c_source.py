@@ -142,11 +142,12 @@ def _describe_parameters(
 
 def _describe_loops(loops: Sequence[LoopCode], methods: Sequence[MethodCode]) -> list[dict[str, Any]]:
     """Describe each loop once, with what the methods that have it are."""
+    small = {loop.name for m in methods if m.is_small for loop in m.loops}
+    inlined = {loop.name for m in methods if m.is_inlined_on_gpu for loop in m.loops}
     described = {}
     for loop in loops:
-        callers = [m for m in methods if any(called.name == loop.name for called in m.loops)]
-        is_small, is_inlined = any(m.is_small for m in callers), any(m.is_inlined_on_gpu for m in callers)
-        described.setdefault(loop.name, {"emitted": loop, "is_small": is_small, "is_inlined_on_gpu": is_inlined})
+        facts = {"emitted": loop, "is_small": loop.name in small, "is_inlined_on_gpu": loop.name in inlined}
+        described.setdefault(loop.name, facts)
     return [*described.values()]
 
 

@@ -233,6 +233,7 @@ class FrameWriter:
         return "\n".join([*lines, f"    {every} {target} = {text};"])
 
     def name_node(self, i: int, local: Mapping[int, str] | None = None) -> str:
+        """Return the C expression of a node's number."""
         node = self.graph[i]
         if node.op == "const":
             value = self.graph.constant_value(i)
@@ -282,9 +283,11 @@ class FrameWriter:
                 self.block_registers[block] = first
 
     def emit_copies(self, nodes: Sequence[int], registers: Sequence[int], array: str = "d") -> str:
+        """Return statements that copy nodes into registers."""
         return emit_copies(array, registers, [self.name_node(t) for t in nodes])
 
     def name_picks(self, block: int, pick_names: Sequence[str]) -> None:
+        """Name the numbers that are picked from a block."""
         for pick in self.all_nodes:
             if self.graph[pick].op == "pick" and self.graph[pick].args[0] == block:
                 index: int = self.graph[pick].extra[0]

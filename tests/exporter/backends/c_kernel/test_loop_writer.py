@@ -63,6 +63,21 @@ class Norton(nn.Module):
         return x - old + dt * self.k * x**self.n
 
 
+class Table(nn.Module):
+    """``x + x~1 t(x) / 10 - load``: the loop and the derivative read a table that is computed from a parameter."""
+
+    signature = torchferry.Signature.of({"x": (), "x~1": (), "load": ()}, {"x_residual": ()})
+    bounds: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("bounds", torch.linspace(-2.0, 2.0, 41, dtype=F))
+        self.values = nn.Parameter(torch.linspace(1.0, 1.01, 42, dtype=F))
+
+    def forward(self, x: torch.Tensor, old: torch.Tensor, load: torch.Tensor) -> torch.Tensor:
+        return x + 0.1 * old * (2 * self.values)[torch.searchsorted(self.bounds, x.contiguous())] - load
+
+
 class Solve(nn.Module):
     """A residual with a system whose matrix does not change in the loop: its factors come from outside."""
 
@@ -168,6 +183,14 @@ def test_a_power_outside_of_the_loop_has_its_products_too(tmp_path):
     assert "pow(" in jacobian
     assert jacobian.count("if (g->tf_loop_0.") == 4 * jacobian.count("pow(")
     check_methods(folder, draw(9, 1, "x~1", "dt"))
+
+
+def test_a_table_that_the_loop_and_the_derivative_read(tmp_path):
+    inputs = draw(4, 0, "x~1", "load")
+    folder = export(torchferry.ImplicitUpdate(Table(), ["x"]), inputs, tmp_path / "table.pt", ("x:x~1",))
+    text = next(p for p in folder.glob("*.c") if not p.name.startswith(("test_", "table_shared"))).read_text()
+    assert "g->tf_loop_0.d[" in text.partition("void jacobian_prepare(")[2]
+    check_methods(folder, draw(9, 1, "x~1", "load"))
 
 
 def test_factors_from_outside(tmp_path):
