@@ -16,10 +16,12 @@ from exporter.archive.file_signature import sign_file
 from exporter.archive.format_limits import MAX_TEXT
 from exporter.archive.formats import path_for_format, resolve_formats
 from exporter.archive.kernel_container import is_kernel
+from exporter.archive.metadata import Metadata
+from exporter.archive.metadata_file import MetadataRules, read_metadata
 from exporter.archive.pt_archive import is_shared_object
 from exporter.archive.tensor_spec import Sampling, Signature, TensorSpec
 from exporter.archive.variable_renaming import RenameRule
-from exporter.archive.variable_units import UnitRule
+from exporter.archive.variable_units import parse_unit_rule
 from exporter.backends.backend import OPSET, KernelOptions, WriteOptions, load_backend
 from exporter.common.errors import (
     ArchiveError,
@@ -34,8 +36,7 @@ from exporter.common.errors import (
 )
 from exporter.common.plain_text import escape_unsafe
 from exporter.common.stopwatch import Step, Watch, ignore_step
-from exporter.frontends.model_request import AdoptedFile, ModelRequest
-from exporter.frontends.resolve import check_no_file_options
+from exporter.frontends.model_request import AdoptedFile
 from exporter.graph.archive_diff import Difference, diff_archives
 from exporter.model.composition import ComposedModel, Part
 from exporter.model.eager.batch_choice import BatchChoice
@@ -67,6 +68,7 @@ from torchferry.evaluation import evaluate, evaluate_to_file
 from torchferry.options import ExportOptions, choose_jobs, select_archive_runtimes
 from torchferry.pipeline import Exported
 from torchferry.soundness_check import Checked
+from torchferry.sources import make_request
 
 __all__ = [
     "ArchiveError",
@@ -83,6 +85,7 @@ __all__ = [
     "Kernel",
     "LineSearch",
     "Listing",
+    "Metadata",
     "MismatchError",
     "MissingRuntimeError",
     "Model",
@@ -126,6 +129,7 @@ def export(
     output: str | Path | None = None,
     renames: Sequence[str] = (),
     units: Sequence[str] = (),
+    meta: str | Path | Mapping[str, Any] | None = None,
     inputs: str | Path | Mapping[str, Any] | None = None,
     seed: int = 0,
     runtimes: str | Sequence[str] = (),
@@ -170,7 +174,9 @@ def export(
         models: Names of models of the input file; by default its only one.
         output: The file, or a folder for several models; by default ``NAME.pt`` in the current folder.
         renames: Rules ``"OLD:NEW"`` for names of variables in the contract; ``*`` matches any text.
-        units: Rules ``"NAME=UNIT"``, with globs, for units in the contract; else they are those of the signature.
+        units: Rules ``"NAME=UNIT"``, with globs, for units in the contract; else they are those of ``meta``.
+        meta: A file in TOML, or a dict of the same keys: ``description``, ``authors``, ``license``, ``references``, and
+            ``variables`` by name; what it does not say is as in the signature.
         inputs: A file of warmup inputs (``.pt``, ``.npz``, ``.json``), or a dict of example tensors by name, each of
             shape ``(*batch, *shape)``.
         seed: The seed of all random draws.
@@ -233,7 +239,8 @@ def export(
         output=output_path,
         formats=format_names,
         renames=tuple(map(RenameRule.parse, renames)),
-        units=tuple(map(UnitRule.parse, units)),
+        units=tuple(map(parse_unit_rule, units)),
+        metadata=MetadataRules() if meta is None else read_metadata(Path(meta) if isinstance(meta, str) else meta),
         inputs=Path(inputs) if isinstance(inputs, str) else inputs,
         per_element=_to_tuple(per_element),
         batch=batch,
@@ -255,7 +262,7 @@ def export(
     )
     # Archives run in Python where nothing else is asked for.
     with start_runtime(options.verify.runtime_names or ("python",)):
-        return _pipeline.export(_make_request(source, overrides, extensions, drivers, dtype), options)
+        return _pipeline.export(make_request(source, overrides, extensions, drivers, dtype), options)
 
 
 def adopt(
@@ -300,22 +307,6 @@ def adopt(
 
 def _to_tuple(texts: str | Sequence[str]) -> tuple[str, ...]:
     return (texts,) if isinstance(texts, str) else tuple(texts)
-
-
-def _make_request(
-    source: str | nn.Module | Callable[..., Any],
-    overrides: Sequence[str],
-    extensions: Sequence[str],
-    drivers: Sequence[str],
-    dtype: str,
-) -> ModelRequest | nn.Module | Callable[..., Any]:
-    """Return what is asked for. Raises ``UsageError`` for what only input files have, of what is none."""
-    text = source if isinstance(source, str) else type(source).__name__
-    request = ModelRequest(text, tuple(overrides), tuple(extensions), tuple(drivers), dtype)
-    if isinstance(source, str):
-        return request
-    check_no_file_options(request)
-    return source
 
 
 def convert(
@@ -423,7 +414,7 @@ def check(
         seed, allowances, second_opinion=second_opinion, thorough=thorough, budget=budget, jobs=choose_jobs(jobs)
     )
     path = Path(inputs) if isinstance(inputs, str) else inputs
-    request = _make_request(source, overrides, extensions, drivers, dtype)
+    request = make_request(source, overrides, extensions, drivers, dtype)
     return _soundness_check.check(
         request,
         models=models,

@@ -78,6 +78,7 @@ def build_contract(
         differentiable=request is not None and request.differentiable,
         solvers=tuple(Solver(path, loop.read_settings(), loop.get_failure_policy()) for path, loop in solvers.items()),
         per_element=source.per_element,
+        metadata=source.metadata,
         info=tuple(TensorSpec(n, shape, d) for n, d in NEWTON_OUTPUTS.items()) if solvers else (),
     )
 

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from exporter.archive.formats import FORMATS, KERNELS, check_suffix
 from exporter.archive.input_files import InputValues
+from exporter.archive.metadata_file import MetadataRules
 from exporter.archive.variable_renaming import RenameRule
-from exporter.archive.variable_units import UnitRule
+from exporter.archive.variable_rules import VariableRule
 from exporter.backends.backend import WriteOptions
 from exporter.common.errors import UsageError
 from exporter.common.stopwatch import Watch, ignore_step
@@ -27,17 +28,19 @@ MAX_JOBS = 8
 class ExportOptions:
     """``models`` of the source, written to ``output`` in the ``formats``: a file, or a folder for several models.
 
-    ``renames`` are rules for names in the contract, ``units`` for units there, ``inputs`` a file of warmup inputs or a
-    dict by name, ``per_element`` patterns of parameters that become inputs, ``batch`` whether a model without a
-    signature has one, ``against`` an earlier archive; ``on_failure`` overrides what an implicit model returns for
-    elements that do not converge; ``command`` is how the user asked for it. ``capture``, ``write`` and ``verify`` are
-    the options of these stages; ``watch`` is told of each step. Raises ``UsageError`` for what contradicts itself."""
+    ``renames`` are rules for names in the contract, ``metadata`` and ``units`` for what is said of them there,
+    ``inputs`` a file of warmup inputs or a dict by name, ``per_element`` patterns of parameters that become inputs,
+    ``batch`` whether a model without a signature has one, ``against`` an earlier archive; ``on_failure`` overrides what
+    an implicit model returns for elements that do not converge; ``command`` is how the user asked for it. ``capture``,
+    ``write`` and ``verify`` are the options of these stages; ``watch`` is told of each step. Raises ``UsageError`` for
+    what contradicts itself."""
 
     models: tuple[str, ...] = ()
     output: Path | None = None
     formats: tuple[str, ...] = ("pt",)
     renames: tuple[RenameRule, ...] = ()
-    units: tuple[UnitRule, ...] = ()
+    metadata: MetadataRules = field(default_factory=MetadataRules)
+    units: tuple[VariableRule, ...] = ()
     inputs: Path | InputValues | None = None
     per_element: tuple[str, ...] = ()
     batch: BatchChoice = "auto"

@@ -13,6 +13,7 @@ from exporter.archive import kernel_container, pt_archive
 from exporter.archive.cases import ReferenceCase
 from exporter.archive.contract import Contract, Finding
 from exporter.archive.formats import CUDA, KERNELS, choose_output_path, path_for_format
+from exporter.archive.metadata_file import assign_metadata
 from exporter.archive.variable_renaming import rename_variables
 from exporter.archive.variable_units import assign_units
 from exporter.backends.backend import KernelOptions, load_backend
@@ -169,7 +170,8 @@ def write_archive(
         with clock("cases"):
             stored, fresh, limits = wait_for_cases()
     contract = add_evidence(contract, [*stored, *fresh], [*findings, *limits])
-    contract = assign_units(rename_variables(contract, options.renames), options.units)
+    contract = assign_metadata(rename_variables(contract, options.renames), options.metadata)
+    contract = assign_units(contract, options.units)
     contract = dataclasses.replace(contract, graph=hash_graph_text(text))
     kernel = None
     with clock("write"), eager_context(frozen_source), ignore_deprecations():

@@ -15,6 +15,7 @@ from exporter.capture.newton_capture import compile_descent
 from exporter.common.errors import UsageError, suggest_names
 from exporter.frontends import adopted_file, python_factory, resolve
 from exporter.frontends.model_request import AdoptedFile, ModelRequest
+from exporter.frontends.resolve import check_no_file_options
 from exporter.model.eager.batch_choice import BatchChoice, choose_batch
 from exporter.model.eager.per_element import make_per_element, select_parameters
 from exporter.model.implicit.newton_solver import OnFailure, find_solvers
@@ -22,6 +23,22 @@ from exporter.model.source import Source
 
 # What a user may give.
 AnySource = ModelRequest | AdoptedFile | nn.Module | Callable[..., Any]
+
+
+def make_request(
+    source: str | nn.Module | Callable[..., Any],
+    overrides: Sequence[str],
+    extensions: Sequence[str],
+    drivers: Sequence[str],
+    dtype: str,
+) -> ModelRequest | nn.Module | Callable[..., Any]:
+    """Return what is asked for. Raises ``UsageError`` for what only input files have, of what is none."""
+    text = source if isinstance(source, str) else type(source).__name__
+    request = ModelRequest(text, tuple(overrides), tuple(extensions), tuple(drivers), dtype)
+    if isinstance(source, str):
+        return request
+    check_no_file_options(request)
+    return source
 
 
 def resolve_sources(

@@ -18,6 +18,8 @@ from typing import Any, Literal
 from pydantic import TypeAdapter, ValidationError
 
 from exporter.archive.contract_text import (
+    StrictlyRead,
+    check_label,
     check_limits,
     check_name,
     check_unit,
@@ -26,7 +28,8 @@ from exporter.archive.contract_text import (
     parse_strictly,
 )
 from exporter.archive.format_limits import MAX_RELATIVE_TOLERANCE
-from exporter.archive.tensor_spec import Signature, StrictlyRead, TensorSpec, check_dtype
+from exporter.archive.metadata import TEXT_FIELDS, Metadata, join_notes
+from exporter.archive.tensor_spec import Signature, TensorSpec, check_dtype
 from exporter.common.errors import ArchiveError, SchemaError, UsageError, suggest_names
 from exporter.common.units import divide_units
 
@@ -132,10 +135,18 @@ class ParameterSpec(StrictlyRead):
     shape: tuple[int, ...]
     dtype: str
     unit: str = ""
+    quantity: str = ""
+    description: str = ""
+
+    @property
+    def note(self) -> str:
+        """Return what is said of it for people, but for its unit."""
+        return join_notes(self.description, self.quantity)
 
     def describe(self) -> str:
-        """Return name, shape, dtype and unit as text."""
-        return f"{self.name} {list(self.shape)} {self.dtype}" + (f" {self.unit}" if self.unit else "")
+        """Return name, shape, dtype, unit and what is said of it as text."""
+        unit, note = f" {self.unit}" if self.unit else "", f" ({self.note})" if self.note else ""
+        return f"{self.name} {list(self.shape)} {self.dtype}{unit}{note}"
 
     def check_shape(self, shape: Sequence[int]) -> None:
         """Raise ``UsageError`` if a value of this shape cannot be set."""
@@ -290,6 +301,7 @@ class Contract(StrictlyRead):
         envelope: The range of values of each input that was checked.
         findings: What the soundness gate noted.
         graph: The hash of the canonical text of the graphs.
+        metadata: What people say of the model.
     """
 
     schema: int
@@ -315,6 +327,7 @@ class Contract(StrictlyRead):
     per_element: tuple[str, ...] = ()
     # sha256 of the canonical text of the graphs (``exporter.graph.canonical_text``): identifies what the file computes.
     graph: str = ""
+    metadata: Metadata = field(default_factory=Metadata)
 
     def __post_init__(self) -> None:
         check_name(self.name, "the model")
@@ -333,6 +346,8 @@ class Contract(StrictlyRead):
         for parameter in self.parameters:
             check_name(parameter.name, "a parameter")
             check_dtype(parameter.name, parameter.dtype)
+            check_label(parameter.quantity, f"the quantity of {parameter.name!r}")
+            check_label(parameter.description, f"the description of {parameter.name!r}")
         for spec in (*self.inputs, *self.outputs, *self.info, *self.parameters):
             check_unit(spec.unit, spec.name)
         for bounds in (*self.tolerance.dtypes.values(), *self.tolerance.outputs.values()):
@@ -392,13 +407,15 @@ class Contract(StrictlyRead):
         if not isinstance(output, str):
             spec = self.output_spec(output[0])
             wrt = self._specs["inputs"].get(output[1]) or self._specs["parameters"][output[1]]
-            return dataclasses.replace(spec, shape=(*spec.shape, *wrt.shape), unit=divide_units(spec.unit, wrt.unit))
+            shape, unit = (*spec.shape, *wrt.shape), divide_units(spec.unit, wrt.unit)
+            return dataclasses.replace(spec, shape=shape, unit=unit, quantity="", description="")
         return self._find_spec("inputs" if output.startswith(COTANGENT) else "outputs", output)
 
     def _find_spec(self, role: str, name: str) -> TensorSpec:
         """Return the spec of a variable, a tangent or a cotangent. The units of these two are the caller's."""
         spec: TensorSpec = self._specs[role][strip_prefix(name)]
-        return spec if spec.name == name or not spec.unit else dataclasses.replace(spec, unit="")
+        is_plain = spec.name == name or not (spec.unit or spec.note)
+        return spec if is_plain else dataclasses.replace(spec, unit="", quantity="", description="")
 
     @functools.cached_property
     def _specs(self) -> dict[str, dict[str, Any]]:
@@ -407,13 +424,17 @@ class Contract(StrictlyRead):
         return {role: {spec.name: spec for spec in specs} for role, specs in roles.items()}
 
     def to_json(self) -> str:
-        """Return the contract as JSON. Without units it is what readers take that know none."""
-        fields = dataclasses.asdict(self, dict_factory=_drop_empty_unit)
+        """Return the contract as JSON. Without units and metadata it is what readers take that know none."""
+        fields = dataclasses.asdict(self, dict_factory=_drop_unsaid)
         return json.dumps(fields, indent=1, ensure_ascii=False, allow_nan=False)
 
 
-def _drop_empty_unit(fields: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    return {key: value for key, value in fields if (key, value) != ("unit", "")}
+# What people may leave unsaid of a model and its variables.
+_SAID = (*TEXT_FIELDS, *(f.name for f in dataclasses.fields(Metadata)), "metadata")
+
+
+def _drop_unsaid(fields: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    return {key: value for key, value in fields if value or key not in _SAID}
 
 
 _ADAPTER = TypeAdapter(Contract)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath, PureWindowsPath
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import ConfigDict, ValidationError
 
 from exporter.archive.format_limits import MAX_ITEMS, MAX_NAME, MAX_NESTING, MAX_RANK, MAX_SIZE, MAX_TEXT, MAX_UNIT
 from exporter.common.errors import ArchiveError, UsageError
@@ -15,6 +15,12 @@ from exporter.common.plain_text import find_unsafe
 
 # Bytes that file systems allow.
 MAX_FILE_NAME = 255
+
+
+class StrictlyRead:
+    """Holds fields that are read from JSON without conversions, and without fields that it does not know."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
 def parse_strictly(text: str | bytes) -> Any:
@@ -72,6 +78,15 @@ def check_unit(unit: str, of: str) -> None:
         got = f"the character {unsafe}" if unsafe else f"{len(unit)} characters, {unit[:20]!r}"
         expected = f"at most {MAX_UNIT} characters, none of them a control character, no space around them"
         raise UsageError(f"the unit of {of!r} is not a unit", got=got, expected=expected, mend="correct it: 'MPa'")
+
+
+def check_label(text: str, of: str, *, is_needed: bool = False) -> None:
+    """Raise ``UsageError`` for one line of text that is too long, or does not show as it is; empty is none."""
+    unsafe = find_unsafe(text, is_name=True)
+    if len(text) > MAX_NAME or unsafe or text != text.strip(" ") or (is_needed and not text):
+        got = f"the character {unsafe}" if unsafe else f"{len(text)} characters, {text[:20]!r}"
+        expected = f"one line of at most {MAX_NAME} characters, none of them a control character, no space around them"
+        raise UsageError(f"what is said is not one line: {of}", got=got, expected=expected, mend="correct it")
 
 
 def is_identifier(name: str) -> bool:

@@ -21,9 +21,8 @@ from pydantic import TypeAdapter
 from exporter.archive import sealed_manifest, text_cases
 from exporter.archive.cases import ReferenceCase
 from exporter.archive.contract import Bounds, Contract, Finding, contract_from_json, name_output
-from exporter.archive.contract_text import is_identifier
+from exporter.archive.contract_text import StrictlyRead, is_identifier
 from exporter.archive.format_limits import MAX_SIZE
-from exporter.archive.tensor_spec import StrictlyRead
 from exporter.archive.text_cases import CaseNumbers, StoredNumbers
 from exporter.common.errors import ArchiveError
 

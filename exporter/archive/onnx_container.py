@@ -18,9 +18,9 @@ from pydantic import TypeAdapter
 
 from exporter.archive.cases import Cases, ReferenceCase, cases_from_tensors, list_tensors
 from exporter.archive.contract import Contract, contract_from_json
+from exporter.archive.contract_text import StrictlyRead
 from exporter.archive.onnx_data import list_data_files
 from exporter.archive.sealed_manifest import Manifest, parse_manifest, seal_manifest
-from exporter.archive.tensor_spec import StrictlyRead
 from exporter.common.errors import ArchiveError, MissingRuntimeError, summarize_error
 from exporter.common.file_digest import compute_file_digest
 

@@ -10,8 +10,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from exporter.archive.contract_text import check_limits, describe_invalid, is_file_name, parse_strictly
-from exporter.archive.tensor_spec import StrictlyRead
+from exporter.archive.contract_text import StrictlyRead, check_limits, describe_invalid, is_file_name, parse_strictly
 from exporter.common.errors import ArchiveError
 
 

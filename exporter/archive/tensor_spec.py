@@ -7,21 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from pydantic import ConfigDict
-
-from exporter.archive.contract_text import check_name, is_identifier
+from exporter.archive.contract_text import StrictlyRead, check_label, check_name, is_identifier
+from exporter.archive.metadata import Metadata, join_notes
 from exporter.common.errors import UsageError
 
 FLOATING = ("float64", "float32", "float16", "bfloat16")
 # The sizes of a tensor: numbers, and names of open sizes, which may differ in every call.
 Shape = tuple[int | str, ...]
 DTYPES = (*FLOATING, "int64", "int32", "int16", "int8", "uint8", "bool", "complex64", "complex128")
-
-
-class StrictlyRead:
-    """Holds fields that are read from JSON without conversions, and without fields that it does not know."""
-
-    __pydantic_config__ = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
 @dataclass(frozen=True)
@@ -63,9 +56,12 @@ class TensorSpec(StrictlyRead):
         sampling: The way in which values are drawn.
         unit: The unit of its numbers, such as ``MPa``; ``1`` for what has no dimension, and empty where nobody has
             said it.
+        quantity: What kind of quantity its numbers are, such as ``Cauchy stress``.
+        description: What it is, in one line.
 
     Raises:
-        UsageError: The dtype is unknown, or the name of an open size is not an identifier.
+        UsageError: The dtype is unknown, the name of an open size is not an identifier, or a text does not show as it
+            is.
 
     Example:
         ```python
@@ -79,11 +75,15 @@ class TensorSpec(StrictlyRead):
     type: str = "Tensor"
     sampling: Sampling = field(default_factory=Sampling)
     unit: str = ""
+    quantity: str = ""
+    description: str = ""
 
     def __post_init__(self) -> None:
         check_dtype(self.name, self.dtype)
         if self.unit:
             check_name(self.unit, f"the unit of {self.name!r}")
+        check_label(self.quantity, f"the quantity of {self.name!r}")
+        check_label(self.description, f"the description of {self.name!r}")
         unfit = [d for d in self.shape if isinstance(d, str) and not is_identifier(d)]
         if unfit:
             what = f"variable {self.name!r} has a size whose name is not an identifier"
@@ -95,6 +95,11 @@ class TensorSpec(StrictlyRead):
         if any(isinstance(d, str) for d in self.shape):
             raise UsageError(f"variable {self.name!r} has open sizes", got=str(list(self.shape)), expected="numbers")
         return tuple(d for d in self.shape if isinstance(d, int))
+
+    @property
+    def note(self) -> str:
+        """Return what is said of it for people, but for its unit."""
+        return join_notes(self.description, self.quantity)
 
     def resolve_shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """Return the shape with numbers for its open sizes."""
@@ -143,6 +148,7 @@ class Signature:
         outputs: The variables that it returns; none if a run is to say them.
         batch_ndim: 1 if every tensor has a leading batch dimension over independent elements, 0 if the shapes are full:
             fixed, except for sizes with names. An output's open sizes are sizes of inputs.
+        metadata: What is said of the module: description, authors, license, references.
 
     Raises:
         UsageError: A name is empty or has control characters, there are both open sizes and a batch, or an output has
@@ -152,6 +158,7 @@ class Signature:
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...] = ()
     batch_ndim: int = 1
+    metadata: Metadata = field(default_factory=Metadata)
 
     def __post_init__(self) -> None:
         for spec in (*self.inputs, *self.outputs):
@@ -174,6 +181,7 @@ class Signature:
         *,
         dtype: str = "float64",
         batch_ndim: int | None = None,
+        metadata: Metadata | None = None,
     ) -> Signature:
         """Build a signature from shapes of one element by name.
 
@@ -182,6 +190,7 @@ class Signature:
             outputs: Shapes, or specs, by name.
             dtype: The dtype of variables that are given by their shape.
             batch_ndim: By default 1, and 0 where a size is open.
+            metadata: What is said of the module.
 
         Returns:
             The signature.
@@ -200,4 +209,4 @@ class Signature:
         input_specs, output_specs = make_specs(inputs), make_specs(outputs or {})
         if batch_ndim is None:
             batch_ndim = 0 if list_dynamic_sizes((*input_specs, *output_specs)) else 1
-        return cls(input_specs, output_specs, batch_ndim)
+        return cls(input_specs, output_specs, batch_ndim, metadata or Metadata())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Sequence
 
 
@@ -24,8 +25,9 @@ def to_c_identifiers(names: Sequence[str]) -> list[str]:
 
 
 def escape_comment(text: str) -> str:
-    """Return a text that can stand in a C comment."""
-    plain = re.sub(r"[^\x20-\x7e]", "?", text)
+    """Return a text that can stand in a C comment: letters without their accents, other characters as ``?``."""
+    letters = re.sub(r"[\u0300-\u036f]", "", unicodedata.normalize("NFKD", text))
+    plain = re.sub(r"[^\x20-\x7e]", "?", letters)
     return re.sub(r"\?(?=\?)", "? ", plain.replace("*/", "* /").replace("/*", "/ *"))
 
 

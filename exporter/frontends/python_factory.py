@@ -116,6 +116,7 @@ def build_source(module: nn.Module, name: str, examples: Any, where: str, origin
         calls=variables.calls,
         whole_call=variables.whole_call,
         findings=variables.findings,
+        metadata=signature.metadata,
         # The default dtype after the import of the user's file, which may set another.
         default_dtype=torch.get_default_dtype(),
         origin=origin,

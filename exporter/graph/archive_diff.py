@@ -21,7 +21,17 @@ from exporter.graph.reader import list_settable_tensors, read
 from exporter.saved_code.ir import SavedGraphs
 
 # Contract fields that say how the file is called and what it promises. The other fields say how it was made.
-_COMPARED_FIELDS = ("inputs", "outputs", "methods", "parameters", "tolerance", "differentiable", "solvers", "info")
+_COMPARED_FIELDS = (
+    "inputs",
+    "outputs",
+    "methods",
+    "parameters",
+    "tolerance",
+    "differentiable",
+    "solvers",
+    "info",
+    "metadata",
+)
 # How test inputs are drawn and how a derivative is computed is no promise.
 _IGNORED_FIELDS = ("sampling", "how", "name")
 # Bounds are computed from the model's numbers, whose last digits depend on the processor.

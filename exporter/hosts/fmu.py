@@ -11,8 +11,9 @@ from itertools import product
 from math import prod
 from typing import Any
 
-from exporter.archive.contract import name_output
+from exporter.archive.contract import ParameterSpec, name_output
 from exporter.archive.kernel_container import KernelFiles
+from exporter.archive.metadata import Metadata
 from exporter.archive.tensor_spec import TensorSpec
 from exporter.common.c_text import to_c_identifiers
 from exporter.common.errors import UsageError, suggest_names
@@ -60,6 +61,7 @@ class FmuNumber:
     derivative: int | None = None
     description: str = ""
     unit: str = ""
+    quantity: str = ""
 
     @property
     def start(self) -> str:
@@ -98,19 +100,30 @@ class _Layout:
         self.parameters: dict[str, _Group] = {}
         self._taken: list[str] = list(_RESERVED)
 
-    def add(self, name: str, shape: Shape, starts: Sequence[float], **attributes: Any) -> _Group:
+    def add(
+        self,
+        name: str,
+        shape: Shape,
+        starts: Sequence[float],
+        spec: TensorSpec | ParameterSpec | None = None,
+        **attributes: Any,
+    ) -> _Group:
         group = _Group(name, shape, len(self.numbers))
         derivative = attributes.pop("derivative", None)
         is_own = attributes.pop("is_own", False)
         base = name if is_own else to_c_identifiers([*self._taken, name])[-1]
         self._taken.append(base)
+        spec = spec or TensorSpec(name)
+        description = ": ".join(filter(None, (name if name != base else "", spec.description)))
         for i, place in enumerate(product(*(range(1, d + 1) for d in shape))):
             self.numbers.append(
                 FmuNumber(
                     name=base + (f"[{','.join(map(str, place))}]" if place else ""),
                     reference=len(self.numbers),
                     start_value=float(starts[i]),
-                    description=name if name != base else "",
+                    description=description,
+                    unit=spec.unit,
+                    quantity=spec.quantity,
                     derivative=None if derivative is None else derivative.first + i,
                     **attributes,
                 )
@@ -157,6 +170,7 @@ def render_fmu(kernel: KernelFiles, options: FmuOptions, title: str) -> dict[str
         "fmi": version,
         "token": hashlib.sha256(identity.encode()).hexdigest(),
         "values": layout.numbers,
+        "said": _describe_model(kernel.contract.metadata),
         "units": list(dict.fromkeys(number.unit for number in layout.numbers if number.unit)),
         "memory": [
             {"first": f, "reference": layout.groups[n].first, "count": layout.groups[n].count} for n, f in memory
@@ -183,6 +197,12 @@ def render_fmu(kernel: KernelFiles, options: FmuOptions, title: str) -> dict[str
         "Makefile": render("Makefile_fmu.jinja", kernel, context),
         "README.md": render("README_fmu.md.jinja", kernel, context),
     }
+
+
+def _describe_model(metadata: Metadata) -> dict[str, str]:
+    """Return what is said of the model by the attributes that FMI has for it."""
+    description = " ".join([*metadata.description.split(), *(f"Reference: {text}" for text in metadata.references)])
+    return {"description": description, "author": "; ".join(metadata.authors), "license": metadata.license}
 
 
 def _find_roles(kernel: KernelFiles, options: FmuOptions) -> _Roles:
@@ -265,30 +285,31 @@ def _lay_out(kernel: KernelFiles, options: FmuOptions, roles: _Roles) -> tuple[_
     stored = kernel.read_parameter_numbers()
     for _, parameter in list_model_parameters(contract):
         numbers = [float(v) for v in stored[parameter.name]]
-        layout.add(parameter.name, parameter.shape, numbers, unit=parameter.unit, **tunable)
+        layout.add(parameter.name, parameter.shape, numbers, parameter, **tunable)
     for name in roles.inputs:
         spec = contract.input_spec(name)
-        changing = {"causality": "input", "variability": "continuous", "settable": 1, "unit": spec.unit}
-        layout.add(name, spec.static_shape, starts[name], **changing)
+        changing = {"causality": "input", "variability": "continuous", "settable": 1}
+        layout.add(name, spec.static_shape, starts[name], spec, **changing)
     kept = {"causality": "output", "variability": "continuous", "settable": 2, "initial": "exact"}
     for name in roles.states:
         spec = contract.input_spec(name)
-        layout.add(name, spec.static_shape, starts[name], unit=spec.unit, **kept)
+        layout.add(name, spec.static_shape, starts[name], spec, **kept)
     computed = {"causality": "output", "variability": "continuous", "settable": 0, "initial": "calculated"}
     for name in roles.outputs:
-        shape, unit = contract.output_spec(name).static_shape, contract.output_spec(name).unit
+        spec = contract.output_spec(name)
+        shape = spec.static_shape
         before = next((n for n, base in roles.memory.items() if base == name), "")
         if before:
-            layout.add(name, shape, starts[before], unit=unit, **kept)
+            layout.add(name, shape, starts[before], spec, **kept)
         elif roles.steps:
             # There is no result before the first step.
-            layout.add(name, shape, [0.0] * prod(shape), unit=unit, **kept)
+            layout.add(name, shape, [0.0] * prod(shape), spec, **kept)
         else:
-            layout.add(name, shape, [0.0] * prod(shape), has_start=False, unit=unit, **computed)
+            layout.add(name, shape, [0.0] * prod(shape), spec, has_start=False, **computed)
     for state, rate in options.rates:
         spec = contract.output_spec(rate)
         local = {**computed, "causality": "local", "has_start": False, "derivative": layout.groups[state]}
-        layout.add(rate, spec.static_shape, [0.0] * layout.groups[state].count, unit=spec.unit, **local)
+        layout.add(rate, spec.static_shape, [0.0] * layout.groups[state].count, spec, **local)
     memory, first = list[tuple[str, int]](), 0
     for name in dict.fromkeys(roles.memory.values()):
         memory.append((name, first))

@@ -13,6 +13,7 @@ from typing import Any
 
 from exporter.archive.contract import Contract, block_name
 from exporter.archive.kernel_container import KernelFiles
+from exporter.archive.metadata import format_texts
 from exporter.archive.tensor_spec import TensorSpec
 from exporter.common.c_text import escape_comment
 from exporter.common.errors import UsageError, suggest_names
@@ -252,9 +253,9 @@ def _check_pairs(contract: Contract) -> None:
 
 
 def describe_variable(spec: Any) -> str:
-    """Return a variable's name and shape, as text that can stand in a comment."""
+    """Return a variable's name, shape, unit and note, as text that can stand in a comment."""
     shape = f", {' x '.join(map(str, spec.shape))}" if spec.shape else ""
-    return escape_comment(f"{spec.name}{shape}")
+    return escape_comment(f"{spec.name}{shape}{format_texts(spec)}")
 
 
 def _list_states(contract: Contract, stress: str, energy: str) -> tuple[NumberRange, ...]:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from exporter.archive.metadata import TEXT_FIELDS
 from exporter.archive.tensor_spec import Signature, TensorSpec
 from exporter.common.errors import UsageError, suggest_names
 from exporter.common.torch_internals import get_tracing_state
@@ -229,19 +230,22 @@ def _merge_variables(signatures: Mapping[str, Signature]) -> dict[str, TensorSpe
                 raise UsageError(what, where=f"modules {first_label!r} and {label!r}", got=got, expected=expected)
             if first.type == "Tensor" and spec.type != "Tensor":
                 variables[spec.name] = (first_label, dataclasses.replace(first, type=spec.type))
-    units = _merge_units(signatures)
-    return {name: dataclasses.replace(spec, unit=units.get(name, "")) for name, (_, spec) in variables.items()}
+    texts = _merge_texts(signatures)
+    return {name: dataclasses.replace(spec, **texts[name]) for name, (_, spec) in variables.items()}
 
 
-def _merge_units(signatures: Mapping[str, Signature]) -> dict[str, str]:
-    """Return the units of variables: that of who gives one, else of the first label that says one.
+def _merge_texts(signatures: Mapping[str, Signature]) -> dict[str, dict[str, str]]:
+    """Return what is said of variables, by field: by who gives one, else by the first label that says something.
 
-    So the order of the modules does not matter. Raises ``UsageError`` where two modules differ."""
+    So the order of the modules does not matter. Raises ``UsageError`` where the units of two modules differ."""
     first: dict[str, tuple[str, TensorSpec]] = {}
+    texts: dict[str, dict[str, str]] = {}
     outputs = [(label, spec) for label in sorted(signatures) for spec in signatures[label].outputs]
     inputs = [(label, spec) for label in sorted(signatures) for spec in signatures[label].inputs]
     for label, spec in (*outputs, *inputs):
         if spec.unit:
             first_label, first_spec = first.setdefault(spec.name, (label, spec))
             merge_units(first_spec, spec, (first_label, label))
-    return {name: spec.unit for name, (_, spec) in first.items()}
+        first_texts = texts.setdefault(spec.name, dict.fromkeys(TEXT_FIELDS, ""))
+        texts[spec.name] = {name: text or getattr(spec, name) for name, text in first_texts.items()}
+    return texts

@@ -44,7 +44,7 @@ class BoundInput:
 @dataclass(frozen=True)
 class Output:
     """An output as it is stored: the ``method_name`` that the method gives it, its own dimensions and shape, and its
-    unit, if the contract says one."""
+    unit and note, if the contract has them."""
 
     name: str
     method_name: str
@@ -52,12 +52,14 @@ class Output:
     shape: tuple[int, ...]
     dtype: str
     unit: str = ""
+    note: str = ""
 
     @property
     def attributes(self) -> tuple[tuple[str, str], ...]:
         """Return what a data set says of it."""
-        long_name = (("long_name", self.method_name),) if self.method_name != self.name else ()
-        return (*long_name, *(((UNITS, self.unit),) if self.unit else ()))
+        long_name = self.method_name if self.method_name != self.name else ""
+        texts = {"long_name": long_name, UNITS: self.unit, "description": self.note}
+        return tuple((name, text) for name, text in texts.items() if text)
 
 
 @dataclass(frozen=True)
@@ -315,7 +317,9 @@ def _name_outputs(
         output_spec = contract.output_spec(output)
         shape, dtype = output_spec.resolve_shape(open_sizes), output_spec.dtype
         dims = tuple(f"{name}_{k}" for k in range(len(shape)))
-        outputs.append(Output(name, plain, dims, shape, STORED_DTYPES.get(dtype, dtype), output_spec.unit))
+        outputs.append(
+            Output(name, plain, dims, shape, STORED_DTYPES.get(dtype, dtype), output_spec.unit, output_spec.note)
+        )
     return tuple(outputs)
 
 

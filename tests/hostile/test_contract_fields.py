@@ -38,7 +38,8 @@ def test_both_readers_agree(name, share, tmp_path):
     path = ARTIFACTS / f"{name}.pt"
     whole = json.loads(records(path)[1][RECORD])
     for spec in (*whole["inputs"][:1], *whole["outputs"][:1], *whole["parameters"][:1]):
-        spec["unit"] = "MPa"
+        spec.update(unit="MPa", quantity="stress", description="of a part")
+    whole["metadata"] = {"description": "a\nb", "authors": ["Jane"], "license": "MIT", "references": ["doi:10.1/2"]}
     forgeries = [(place, change) for place in list_places(whole) if place for change in CHANGES][::share]
     files, known = list[tuple[str, Path, tuple[str | int, ...]]](), set[bytes]()
     for number, (place, change) in enumerate(forgeries):
@@ -74,6 +75,31 @@ def test_both_readers_agree_on_units(tmp_path):
     forgeries = {repr(unit): (say(unit), reason) for unit, reason in refused.items()}
     forgeries |= expect_taken({repr(unit): say(unit) for unit in ("", "n" * 200, "\u00b5" * 200, "kg m-3")})
     assert not list_wrong_answers(ARTIFACTS / "rates.pt", forgeries, tmp_path)
+
+
+def test_both_readers_agree_on_metadata(tmp_path):
+    def say(key: str, value: object) -> Forge:
+        return lambda path: change_contract(path, lambda contract: contract.update(metadata={key: value}))
+
+    def note(role: str, key: str, text: str) -> Forge:
+        return lambda path: change_contract(path, lambda contract: contract[role][0].update({key: text}))
+
+    unfit = ["n" * 501, " a", "a ", "a\nb", "a\x1b[2J", "\u202ea"]
+    keys = {"authors": "author", "references": "reference"}
+    forgeries = {f"{k} {v!r}": (say(k, [v]), reason) for v in (*unfit, "") for k, reason in keys.items()}
+    forgeries |= {f"license {v!r}": (say("license", v), "license") for v in unfit}
+    forgeries |= {f"{r} {k} {v!r}": (note(r, k, v), k) for v in unfit[3:] for r, k in NOTES}
+    forgeries["description"] = (say("description", "a\x1b[2J"), "description")
+    forgeries["editor"] = (say("editor", "Jane"), "editor")
+    taken = {"description": say("description", "a\nb\tc\u00fc" + "n" * 99_000), "nothing": say("license", "")}
+    taken |= {f"{r} {k}": note(r, k, "\u00b5" * 500) for r, k in NOTES}
+    forgeries |= expect_taken(
+        {**taken, "authors": say("authors", ["J\u00fcrgen", "Ann"]), "no": note("inputs", "quantity", "")}
+    )
+    assert not list_wrong_answers(ARTIFACTS / "return_map.pt", forgeries, tmp_path)
+
+
+NOTES = (("inputs", "quantity"), ("outputs", "description"), ("parameters", "description"))
 
 
 def has_other_numbers(file: Path) -> bool:

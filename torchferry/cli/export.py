@@ -29,6 +29,7 @@ from torchferry.cli.options import (
     JvpOption,
     LoadOption,
     MemoryLimitOption,
+    MetaOption,
     ModelOption,
     OpsetOption,
     OverridesArgument,
@@ -69,6 +70,7 @@ def command(
     ] = None,
     rename: RenameOption = None,
     unit: UnitOption = None,
+    meta: MetaOption = None,
     inputs: InputsOption = None,
     seed: SeedOption = 0,
     allow: AllowOption = None,
@@ -123,6 +125,8 @@ def command(
 
       torchferry export model.i --model eq --unit '*stress=MPa' --unit '*strain=1'
 
+      torchferry export model.i --model eq --meta model.toml
+
       torchferry export net.py:make_model --inputs examples.npz -o net.pt
 
       torchferry export model.i --model eq --runtime python,libtorch
@@ -155,6 +159,7 @@ def command(
                 output=str(output) if output is not None else None,
                 renames=rename or [],
                 units=unit or [],
+                meta=meta,
                 inputs=inputs,
                 seed=seed,
                 allow=allow or [],

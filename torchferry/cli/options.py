@@ -63,6 +63,9 @@ RenameOption = Annotated[
 UnitOption = Annotated[
     list[str] | None, Option(help="NAME=UNIT of variables and parameters in the contract; globs. 1: no dimension.")
 ]
+MetaOption = Annotated[
+    Path | None, Option("--meta", help="A file in TOML: description, authors, license, references; units by variable.")
+]
 JvpOption = Annotated[bool, Option("--jvp", help="Add the method jvp: Jacobian times vector.")]
 VjpOption = Annotated[bool, Option("--vjp", help="Add the method vjp: vector times Jacobian.")]
 ParameterOption = Annotated[

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from exporter.archive.contract import Contract, Finding
+from exporter.archive.metadata import TEXT_FIELDS
 from exporter.archive.tensor_spec import TensorSpec, list_dynamic_sizes
 from exporter.common.errors import MismatchError, TorchferryError, UnsoundError
 from exporter.common.plain_text import escape_unsafe
@@ -65,12 +66,12 @@ def format_shape(spec: TensorSpec, batch: str) -> str:
 def make_variable_table(title: str, specs: Sequence[TensorSpec], batch: str) -> Table:
     """Return a table of variables."""
     table = Table(title=title, title_justify="left", show_edge=False, pad_edge=False)
-    has_units = any(spec.unit for spec in specs)
-    for column in ("name", "shape", "type", "dtype", *(["unit"] if has_units else [])):
+    fields = [name for name in TEXT_FIELDS if any(getattr(spec, name) for spec in specs)]
+    for column in ("name", "shape", "type", "dtype", *fields):
         table.add_column(column)
     for spec in specs:
-        unit = [Text(spec.unit)] if has_units else []
-        table.add_row(Text(spec.name), Text(format_shape(spec, batch)), spec.type, spec.dtype, *unit)
+        texts = [Text(getattr(spec, name)) for name in fields]
+        table.add_row(Text(spec.name), Text(format_shape(spec, batch)), spec.type, spec.dtype, *texts)
     return table
 
 
@@ -91,6 +92,8 @@ def print_contract(contract: Contract, sizes: Mapping[str, int]) -> None:
     batch = "*batch" if contract.batch.ndim else ""
     origin = contract.source
     out.print(Text("Name: ", style="bold") + Text(contract.name))
+    for line in contract.metadata.format_lines():
+        out.print(Text(line), soft_wrap=True)
     out.print(Text(f"Source: {origin.kind} {origin.model!r}, {origin.library} {origin.version}"))
     versions = contract.created_with
     out.print(Text(f"Made with: torchferry {versions.torchferry}, torch {versions.torch}, python {versions.python}"))

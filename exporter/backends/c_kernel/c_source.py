@@ -11,6 +11,7 @@ import torch
 
 from exporter import __version__
 from exporter.archive.contract import Contract
+from exporter.archive.metadata import format_texts
 from exporter.archive.tensor_spec import TensorSpec
 from exporter.backends.backend import KernelOptions
 from exporter.backends.c_kernel.c_expressions import HELPERS, MEMORY, TYPES, format_literal
@@ -21,7 +22,6 @@ from exporter.backends.c_kernel.loop_writer import write_loops
 from exporter.backends.c_kernel.lowering import ArchiveLowering, LoweredMethod
 from exporter.backends.c_kernel.method_writer import MethodWriter
 from exporter.common.c_text import escape_comment, to_c_identifier, to_c_identifiers
-from exporter.common.units import spell_in_ascii
 from exporter.graph.loading import LoadedModule
 
 # A larger frame is not put on the stack.
@@ -130,7 +130,7 @@ def _describe_parameters(
     return [
         {
             "identifier": c_name,
-            "said": escape_comment(f"{p.name}, {_format_shape(p.shape)}{p.dtype}{_format_unit(p.unit)}"),
+            "said": escape_comment(f"{p.name}, {_format_shape(p.shape)}{p.dtype}{format_texts(p)}"),
             "kind": p.dtype,
             "read": place in read,
             "bytes": values[p.name].nbytes,
@@ -192,7 +192,7 @@ def _describe_method(
 def _describe_variable(name: str, spec: TensorSpec, slot: int) -> dict[str, Any]:
     return {
         "name": name,
-        "said": escape_comment(f"{name}, {_format_shape(spec.static_shape)}{spec.dtype}{_format_unit(spec.unit)}"),
+        "said": escape_comment(f"{name}, {_format_shape(spec.static_shape)}{spec.dtype}{format_texts(spec)}"),
         "kind": spec.dtype,
         "size": SIZES[spec.dtype],
         "shape": list(spec.static_shape),
@@ -200,10 +200,6 @@ def _describe_variable(name: str, spec: TensorSpec, slot: int) -> dict[str, Any]
         "slot": slot,
         "array": ARRAYS[spec.dtype],
     }
-
-
-def _format_unit(unit: str) -> str:
-    return f", {spell_in_ascii(unit)}" if unit else ""
 
 
 def _format_shape(shape: Sequence[Any]) -> str:

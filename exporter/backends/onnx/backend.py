@@ -59,6 +59,7 @@ def write_container(path: Path, opened: Archive, opset: int) -> Contract:
     for name, model in models.items():
         file = onnx_container.method_path(path, name)
         model.metadata_props[export.CONTRACT] = contract.to_json()
+        model.doc_string = "\n".join(contract.metadata.format_lines()) or None
         large = sum(v.const_value.nbytes for v in model.graph.initializers.values()) > LARGEST_INSIDE
         data = onnx_container.data_path(file)
         onnx_ir.save(model, file, external_data=data.name if large else None)

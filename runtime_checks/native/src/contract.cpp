@@ -9,6 +9,7 @@
 
 #include "contract_fields.hpp"
 #include "limits.hpp"
+#include "plain_text.hpp"
 #include "text.hpp"
 
 namespace torchferry {
@@ -132,6 +133,31 @@ std::string unit_of(const Field& item) {
   return unit;
 }
 
+/// One line of text for people; empty where it may be left out.
+void check_label(const Field& field, bool needed) {
+  const auto text = field.text();
+  const auto unsafe = find_unsafe(text, true);
+  const bool is_spaced = !text.empty() && (text.front() == ' ' || text.back() == ' ');
+  if (!unsafe.empty()) field.broken("the character " + unsafe, "one line without control characters");
+  if (count_characters(text) > kMaxName || is_spaced || (needed && text.empty()))
+    field.broken(std::to_string(count_characters(text)) + " characters",
+                 "one line of at most " + std::to_string(kMaxName) + " characters, no space around them");
+}
+
+/// What is said of a variable or a parameter for people alone.
+void check_notes(const Field& item) {
+  for (const auto* key : {"quantity", "description"})
+    if (item.has(key)) check_label(item.at(key), false);
+}
+
+/// The same of the model. Its description may have several lines.
+void check_metadata(const Field& metadata) {
+  if (metadata.has("license")) check_label(metadata.at("license"), false);
+  for (const auto* key : {"authors", "references"})
+    if (metadata.has(key))
+      for (const auto& text : metadata.at(key).items()) check_label(text, true);
+}
+
 /// The unit of differences on a scale whose zero is none: those of degrees Celsius are kelvins.
 std::string of_difference(const std::string& unit) {
   static const std::set<std::string> celsius = {"degC", "celsius", "degree_Celsius", "degreeC", "\u00b0C", "Celsius",
@@ -157,6 +183,7 @@ std::map<std::string, Variable> variables(const Field& list, std::vector<std::st
     if (item.has("dtype")) variable.dtype = item.at("dtype").dtype();
     if (item.has("type")) variable.type = item.at("type").text();
     variable.unit = unit_of(item);
+    check_notes(item);
     if (!found.emplace(variable.name, variable).second) item.broken(in_quotes(variable.name) + " twice", "one of each");
   }
   return found;
@@ -236,6 +263,7 @@ Contract parse(const std::string& text, const std::string& where) {
   check_fields(raw, where);
   contract.name = root.at("name").text();
   check_name(contract.name, "the model");
+  if (root.has("metadata")) check_metadata(root.at("metadata"));
   if (root.has("graph")) contract.graph = root.at("graph").text();
   const bool digits = contract.graph.find_first_not_of("0123456789abcdef") == std::string::npos;
   if (!contract.graph.empty() && (!digits || contract.graph.size() != 64))
@@ -256,6 +284,7 @@ Contract parse(const std::string& text, const std::string& where) {
   Variables parameters;
   for (const auto& item : root.at("parameters").items()) {
     check_name(item.at("name").text(), "a parameter");
+    check_notes(item);
     contract.parameters.push_back(
         {item.at("name").text(), item.at("shape").shape(contract.sizes), item.at("dtype").dtype(), unit_of(item)});
     const auto& last = contract.parameters.back();

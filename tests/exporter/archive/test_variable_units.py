@@ -10,7 +10,7 @@ from contracts import contract
 
 from exporter.archive.contract import ParameterSpec, contract_from_json
 from exporter.archive.tensor_spec import TensorSpec
-from exporter.archive.variable_units import CHECK, UnitRule, assign_units
+from exporter.archive.variable_units import CHECK, assign_units, parse_unit_rule
 from exporter.common.errors import ArchiveError, UsageError
 
 
@@ -21,7 +21,7 @@ def make_material():
 
 
 def assign(*texts: str):
-    return assign_units(make_material(), [UnitRule.parse(text) for text in texts])
+    return assign_units(make_material(), [parse_unit_rule(text) for text in texts])
 
 
 def list_units(of):
@@ -51,7 +51,7 @@ def test_the_first_glob_counts():
 @pytest.mark.parametrize("text", ["a", "a=", "=MPa", "a= ", "a=M\x1bPa"])
 def test_not_understood(text):
     with pytest.raises(UsageError, match="unit"):
-        UnitRule.parse(text)
+        parse_unit_rule(text)
 
 
 def test_matches_nothing():
