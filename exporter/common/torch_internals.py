@@ -122,6 +122,15 @@ set_profiling_executor = _find("_jit_set_profiling_executor")
 set_profiling_mode = _find("_jit_set_profiling_mode")
 get_profiled_runs = _find("_jit_get_num_profiled_runs")
 set_profiled_runs = _find("_jit_set_num_profiled_runs")
+# The fuser of its executor (NNC), which torch keeps from the CPU where it is built without LLVM.
+has_llvm = _find("_llvm_enabled")
+can_fuse_on_cpu, allow_cpu_fusion = _find("_jit_can_fuse_on_cpu"), _find("_jit_override_can_fuse_on_cpu")
+is_fusing, set_fusing = _find("_jit_texpr_fuser_enabled"), _find("_jit_set_texpr_fuser_enabled")
+requires_llvm, set_requires_llvm = _find("_jit_get_te_must_use_llvm_cpu"), _find("_jit_set_te_must_use_llvm_cpu")
+has_fusion_fallback, set_fusion_fallback = (
+    _find("_jit_texpr_fallback_allowed"),
+    _find("_jit_texpr_set_fallback_allowed"),
+)
 make_integer_list = _pickle.build_intlist if HAS_TORCH_SCRIPT else _pickle
 
 # Tensors, dispatch and autograd.

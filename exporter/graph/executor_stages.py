@@ -6,7 +6,7 @@ call of a method and runs a graph that is specialised to them from the second on
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -17,13 +17,21 @@ from exporter.archive.pt_archive import MAX_OPTIMISED_NODES
 from exporter.common.errors import RunError, UsageError, suggest_names, summarize_error
 from exporter.common.torch_hooks import ignore_deprecations
 from exporter.common.torch_internals import (
+    allow_cpu_fusion,
+    can_fuse_on_cpu,
     get_last_optimized_graph,
     get_profiled_runs,
+    has_fusion_fallback,
     inline_calls,
+    is_fusing,
     optimized_execution,
+    requires_llvm,
+    set_fusing,
+    set_fusion_fallback,
     set_profiled_runs,
     set_profiling_executor,
     set_profiling_mode,
+    set_requires_llvm,
 )
 from exporter.graph.loading import File, resolve_captured_method
 from exporter.graph.reader import list_settable_tensors, read, read_graph
@@ -62,8 +70,12 @@ def resolve_method(file: File, module: torch.jit.ScriptModule, requested: str) -
     return requested
 
 
-def compute_stage(file: File, requested: str, stage_name: Stage, user_inputs: InputValues | None = None) -> StagedGraph:
+def compute_stage(
+    file: File, requested: str, stage_name: Stage, user_inputs: InputValues | None = None, *, is_fused: bool = False
+) -> StagedGraph:
     """Return a method's graph at one stage, run on the inputs ``user_inputs`` by name, else on those of a stored case.
+
+    With ``is_fused`` its operations are in the groups that torch fuses, also where this torch would not.
 
     Raises ``UsageError``, with the reason, for a method or a stage that the file does not have."""
     if stage_name not in STAGES:
@@ -79,7 +91,8 @@ def compute_stage(file: File, requested: str, stage_name: Stage, user_inputs: In
         return StagedGraph(stage_name, saved.graphs[method], count, names, outputs)
     inputs = prepare_inputs(file, module, requested, method, user_inputs)
     _check_size(file, module, method, stage_name)
-    graph = get_executed_graph(module, method, inputs, 1 if stage_name == "profiling" else _CALLS)
+    with fuse_on_cpu() if is_fused else contextlib.nullcontext():
+        graph = get_executed_graph(module, method, inputs, 1 if stage_name == "profiling" else _CALLS)
     return StagedGraph(stage_name, read_graph(graph, module, method), _count_nodes(graph), names, outputs)
 
 
@@ -126,6 +139,25 @@ def _profiling_executor():
         set_profiling_executor(executor)
         set_profiling_mode(mode)
         set_profiled_runs(runs)
+
+
+@contextlib.contextmanager
+def fuse_on_cpu() -> Iterator[None]:
+    """Let torch's executor fuse on the CPU too, where the fuser's own interpreter runs what LLVM would compile."""
+    switches = (
+        (can_fuse_on_cpu, allow_cpu_fusion, True),
+        (is_fusing, set_fusing, True),
+        (requires_llvm, set_requires_llvm, False),
+        (has_fusion_fallback, set_fusion_fallback, True),
+    )
+    before = [read_switch() for read_switch, _, _ in switches]
+    try:
+        for _, turn, value in switches:
+            turn(value)
+        yield
+    finally:
+        for (_, turn, _), value in zip(switches, before, strict=True):
+            turn(value)
 
 
 def list_input_names(file: File, module: torch.jit.ScriptModule, requested: str, method: str) -> tuple[str, ...]:

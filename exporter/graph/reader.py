@@ -353,6 +353,8 @@ class _GraphReader:
     def _read_constant(self, node: Any) -> Input:
         if node.output().type().kind() == "TensorType" and not node.mustBeNone():
             return self._tensors.add(node.t("value"))
+        if node.output().type().kind() == "FunctionType":
+            return Literal(node.s("name"))
         value = None if node.mustBeNone() else node.output().toIValue()
         return Literal(format_literal(value), value)
 
@@ -417,6 +419,13 @@ def _format_type(torch_type: Any) -> str:
     return _MANGLED.sub("", str(torch_type))
 
 
+def _format_checked_type(torch_type: Any) -> str:
+    """Return a type, with strides and device where it is that of a tensor whose sizes are known."""
+    text = _format_type(torch_type)
+    is_known = text != str(torch_type) and torch_type.kind() == "TensorType"
+    return f"{text} strides={torch_type.strides()} {torch_type.device()}" if is_known else text
+
+
 def _format_attributes(node: Any) -> str:
     """Return the attributes of a node that is no constant, in brackets, sorted by name."""
     texts = []
@@ -426,6 +435,9 @@ def _format_attributes(node: Any) -> str:
         if attribute_kind in ("g", "gs") or name == "warn_id":
             continue
         value = node.ty(name) if attribute_kind == "ty" else getattr(node, attribute_kind)(name)
-        text = _MANGLED.sub("", str(value)) if attribute_kind in ("ty", "tys") else format_literal(value)
+        if attribute_kind == "tys":
+            text = f"[{', '.join(map(_format_checked_type, value))}]"
+        else:
+            text = _MANGLED.sub("", str(value)) if attribute_kind == "ty" else format_literal(value)
         texts.append(f"{name}={text}")
     return f"[{', '.join(texts)}]" if texts else ""
