@@ -39,6 +39,7 @@ from runtime_checks.engines.selection import (
 )
 from runtime_checks.envelope import OFF, check_envelope, check_envelope_mode
 from runtime_checks.native_code import GRAPHS, check_code_trust, resolve_trust
+from runtime_checks.structured_calls import bind_arguments, build_results
 
 
 class Model:
@@ -82,6 +83,9 @@ class Model:
         on another device than the model."""
         spec = self.contract.check_call(method, inputs, "archive")
         for name, value in inputs.items():
+            if not isinstance(value, torch.Tensor):
+                what, got = f"input {name!r} is no tensor", type(value).__name__
+                raise UsageError(what, got=got, expected="a tensor", mend="torch.as_tensor(value)")
             if not _is_same_device(value.device, self.device):
                 what, device = f"input {name!r} is on the wrong device", str(self.device)
                 mend = f"move it with .to({device!r}), or the model with to()"
@@ -89,6 +93,30 @@ class Model:
         check_envelope(self.contract, inputs, self.envelope)
         outputs = self.engine.run(method, [inputs[name] for name in spec.inputs])
         return dict(zip(spec.output_names, outputs, strict=True))
+
+    def call_as_module(self, *arguments: Any, **keywords: Any) -> Any:
+        """Call ``forward`` as the model itself was called: the same arguments, the same structure of results.
+
+        Arguments that were a list, a dict, a named tuple or a dataclass of tensors are one again; so are the results,
+        where classes of the model's own are named tuples. What was no tensor is fixed, and may be left out.
+
+        Args:
+            arguments: Arguments of the model's own call, in its order.
+            keywords: Arguments by name.
+
+        Returns:
+            What the model returns.
+
+        Raises:
+            UsageError: An argument is missing, unknown, or has another structure than in the file.
+
+        Example:
+            ```python
+            state = model.call_as_module(x, state={"h": h, "c": c})["state"]
+            ```
+        """
+        outputs = self.call("forward", bind_arguments(self.contract, arguments, keywords))
+        return build_results(self.contract, outputs)
 
     def call_from_anywhere(self, method: str, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return outputs by name, on the first input's device, whichever the model is on. Raises as ``call``."""

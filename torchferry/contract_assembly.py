@@ -28,6 +28,7 @@ from exporter.archive.contract import (
 )
 from exporter.archive.derivative_request import DerivativeRequest
 from exporter.archive.tensor_spec import FLOATING, TensorSpec, name_dtype
+from exporter.archive.value_structure import Structure
 from exporter.capture.determinant_gradients import has_other_gradients
 from exporter.capture.passes import CaptureResult
 from exporter.common.plain_text import escape_unsafe
@@ -35,7 +36,8 @@ from exporter.common.source_paths import strip_local_paths
 from exporter.common.tensors import estimate_rounding
 from exporter.model.eager.case_generation import METHOD
 from exporter.model.eager.derivatives import find_nonzero_blocks
-from exporter.model.eager.evaluation import eager_context, evaluate_on_copies
+from exporter.model.eager.evaluation import describe_results, eager_context, evaluate_on_copies
+from exporter.model.eager.gradient_outputs import GradientCall
 from exporter.model.eager.warmup import Warmup
 from exporter.model.implicit.newton_solver import find_solvers
 from exporter.model.implicit.solver_tolerances import solver_tolerances
@@ -79,8 +81,22 @@ def build_contract(
         solvers=tuple(Solver(path, loop.read_settings(), loop.get_failure_policy()) for path, loop in solvers.items()),
         per_element=source.per_element,
         metadata=source.metadata,
+        arguments=source.arguments,
+        results=_describe_results(warm),
         info=tuple(TensorSpec(n, shape, d) for n, d in NEWTON_OUTPUTS.items()) if solvers else (),
     )
+
+
+def _describe_results(warm: Warmup) -> Structure:
+    """Return the structure of what the user's own call returns. NEML2 alone knows that of its models."""
+    source = warm.source
+    if isinstance(source.module, GradientCall):
+        # The gradients are no part of it.
+        source = source.module.source
+    if source.origin.kind == "neml2":
+        return ()
+    with eager_context(source):
+        return describe_results(source, warm.inputs)
 
 
 def _make_tolerance(warm: Warmup, captured: CaptureResult, is_implicit: bool) -> Tolerance:

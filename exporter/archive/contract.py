@@ -30,6 +30,7 @@ from exporter.archive.contract_text import (
 from exporter.archive.format_limits import MAX_RELATIVE_TOLERANCE
 from exporter.archive.metadata import TEXT_FIELDS, Metadata, join_notes
 from exporter.archive.tensor_spec import Signature, TensorSpec, check_dtype
+from exporter.archive.value_structure import Structure, check_structure
 from exporter.common.errors import ArchiveError, SchemaError, UsageError, suggest_names
 from exporter.common.units import divide_units
 
@@ -302,6 +303,9 @@ class Contract(StrictlyRead):
         findings: What the soundness gate noted.
         graph: The hash of the canonical text of the graphs.
         metadata: What people say of the model.
+        arguments: The structure of the arguments of the model's own call, a dict by their names, where some argument is
+            not just a variable.
+        results: The structure of what that call returns, where it is neither one variable nor the tuple of them.
     """
 
     schema: int
@@ -328,6 +332,8 @@ class Contract(StrictlyRead):
     # sha256 of the canonical text of the graphs (``exporter.graph.canonical_text``): identifies what the file computes.
     graph: str = ""
     metadata: Metadata = field(default_factory=Metadata)
+    arguments: Structure = ()
+    results: Structure = ()
 
     def __post_init__(self) -> None:
         check_name(self.name, "the model")
@@ -354,6 +360,10 @@ class Contract(StrictlyRead):
             bounds.check_range()
         # Applies the same rules to open sizes.
         Signature(self.inputs, (*self.outputs, *self.info), self.batch.ndim)
+        check_structure(self.arguments, [spec.name for spec in self.inputs])
+        if self.arguments and self.arguments[0].kind != "dict":
+            raise UsageError("the arguments of a call are no dict", got=self.arguments[0].kind, expected="dict")
+        check_structure(self.results, [spec.name for spec in self.outputs])
         if not self.methods:
             raise UsageError("a contract has no methods", expected="at least forward")
         if unknown := [name for name in self.per_element if name not in {spec.name for spec in self.inputs}]:
@@ -429,8 +439,8 @@ class Contract(StrictlyRead):
         return json.dumps(fields, indent=1, ensure_ascii=False, allow_nan=False)
 
 
-# What people may leave unsaid of a model and its variables.
-_SAID = (*TEXT_FIELDS, *(f.name for f in dataclasses.fields(Metadata)), "metadata")
+# What may be left unsaid of a model and its variables.
+_SAID = (*TEXT_FIELDS, *(f.name for f in dataclasses.fields(Metadata)), "metadata", "arguments", "results")
 
 
 def _drop_unsaid(fields: Sequence[tuple[str, Any]]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from exporter.archive.contract import Contract, MethodSpec, block_name, strip_prefix
+from exporter.archive.value_structure import Structure
 from exporter.common.errors import UsageError, suggest_names
 
 
@@ -63,6 +64,10 @@ def rename_variables(contract: Contract, renames: Sequence[RenameRule]) -> Contr
             outputs=tuple(map_name(o) if isinstance(o, str) else map_block(*o) for o in spec.outputs),
         )
 
+    def map_structure(structure: Structure) -> Structure:
+        nodes = [(node, map_name(node.name) if node.kind == "variable" else node.name) for node in structure]
+        return tuple(dataclasses.replace(node, name=name) for node, name in nodes)
+
     pairs = (o for spec in contract.methods.values() for o in spec.outputs if not isinstance(o, str))
     blocks = {block_name(*p): block_name(*map_block(*p)) for p in pairs}
     ranges = {map_name(n): r for n, r in contract.envelope.values.items()}
@@ -74,6 +79,8 @@ def rename_variables(contract: Contract, renames: Sequence[RenameRule]) -> Contr
         outputs=tuple(dataclasses.replace(s, name=map_name(s.name)) for s in contract.outputs),
         methods={name: map_method(spec) for name, spec in contract.methods.items()},
         per_element=tuple(map(map_name, contract.per_element)),
+        arguments=map_structure(contract.arguments),
+        results=map_structure(contract.results),
         tolerance=dataclasses.replace(contract.tolerance, outputs=bounds),
     )
 

@@ -117,6 +117,7 @@ def build_source(module: nn.Module, name: str, examples: Any, where: str, origin
         whole_call=variables.whole_call,
         findings=variables.findings,
         metadata=signature.metadata,
+        arguments=variables.structures.describe() if variables.structures is not None else (),
         # The default dtype after the import of the user's file, which may set another.
         default_dtype=torch.get_default_dtype(),
         origin=origin,

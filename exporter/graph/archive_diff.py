@@ -13,6 +13,7 @@ import torch
 
 from exporter.archive.cases import Cases
 from exporter.archive.contract import Contract
+from exporter.archive.value_structure import format_structure
 from exporter.common.errors import ArchiveError, UsageError
 from exporter.graph.canonical_text import format_canonical_text, hash_graph_text
 from exporter.graph.graph_diff import GraphDiff, diff_graphs
@@ -198,7 +199,8 @@ def _diff_contracts(first: Contract, second: Contract) -> tuple[ContractChange, 
 
     def list_fields(contract: Contract) -> dict[tuple[str, ...], Any]:
         fields = _flatten({name: getattr(contract, name) for name in _COMPARED_FIELDS})
-        return {**fields, ("batch", "ndim"): contract.batch.ndim}
+        calls = {(name,): format_structure(getattr(contract, name)) for name in ("arguments", "results")}
+        return {**fields, ("batch", "ndim"): contract.batch.ndim, **calls}
 
     before, now = list_fields(first), list_fields(second)
     contract_changes: dict[str, ContractChange] = {}

@@ -5,11 +5,12 @@ and None are fixed, as the user's own call has them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 
+from exporter.archive.value_structure import Structure, StructureNode, format_fixed
 from exporter.common.errors import UsageError, summarize_error
 from exporter.common.torch_internals import pytree
 
@@ -28,6 +29,7 @@ class ArgumentStructures:
         self.tensors: dict[str, Any] = {}
         self.fixed: dict[str, Any] = {}
         self.arguments = list(values)
+        self._values = list(values.values())
         self._structures: list[pytree.TreeSpec] = []
         # In order.
         self._places: dict[str, None] = {}
@@ -56,6 +58,16 @@ class ArgumentStructures:
     def is_flat(self) -> bool:
         """Return whether each argument is one tensor."""
         return list(self._places) == self.arguments == list(self.tensors)
+
+    def describe(self) -> Structure:
+        """Return the structure of the arguments, a dict by their names, whose variables are named by their places.
+
+        It is empty where a fixed value is one that no contract holds."""
+        if not all(map(format_fixed, self.fixed.values())):
+            return ()
+        names = iter(self._places)
+        parts = [node for value in self._values for node in describe_value(value, lambda _: next(names), _is_array)]
+        return (StructureNode("dict", keys=tuple(self.arguments)), *parts)
 
     def bind(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return the function of the variables, in order, that calls ``function`` with the arguments, in order."""
@@ -89,6 +101,31 @@ def flatten_value(
         (".".join([str(name), *(_name_step(name, step) for step in path)]) if path else name, leaf)
         for path, leaf in leaves
     ], structure
+
+
+def describe_value(
+    value: Any, name_leaf: Callable[[Any], str], is_variable: Callable[[Any], bool]
+) -> Iterator[StructureNode]:
+    """Yield the nodes of a value; ``name_leaf`` is called with each leaf in order, and names those that are variables.
+
+    Raises ``UsageError`` as ``flatten_value`` does."""
+    parts, _ = pytree.tree_flatten_with_path(value, is_leaf=lambda part: part is not value or is_variable(part))
+    if len(parts) == 1 and not parts[0][0]:
+        name = name_leaf(value)
+        yield (
+            StructureNode("variable", name) if is_variable(value) else StructureNode("fixed", value=format_fixed(value))
+        )
+        return
+    steps: list[Any] = [path[0] for path, _ in parts]
+    if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
+        kind = "tuple" if isinstance(value, tuple) else "list"
+        yield StructureNode(kind, keys=tuple(range(len(parts))))
+    elif isinstance(value, Mapping):
+        yield StructureNode("dict", keys=tuple(step.key for step in steps))
+    else:
+        yield StructureNode("named tuple", keys=tuple(step.name for step in steps))
+    for _, part in parts:
+        yield from describe_value(part, name_leaf, is_variable)
 
 
 def _is_array(value: Any) -> bool:

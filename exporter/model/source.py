@@ -12,6 +12,7 @@ from torch import nn
 from exporter.archive.contract import Finding, Origin
 from exporter.archive.metadata import Metadata
 from exporter.archive.tensor_spec import TensorSpec, list_dynamic_sizes
+from exporter.archive.value_structure import Structure
 
 Inputs = tuple[torch.Tensor, ...]
 
@@ -31,7 +32,8 @@ class Source:
     ``batch_ndim`` leading dimensions; ``default_dtype`` is the one under which the model should run. ``per_element``
     are inputs that are parameters of the user's module, which ``take_back`` makes parameters again. ``whole_call`` are
     the given inputs in their whole shapes, of a model of which nobody has said that it has a batch. ``own_module`` is
-    the user's own where ``module`` is made of a copy. ``metadata`` is what its author says of it."""
+    the user's own where ``module`` is made of a copy. ``metadata`` is what its author says of it,
+    ``arguments`` the structure of the arguments of its own call, where some are not just tensors."""
 
     name: str
     module: Callable[..., Any]
@@ -51,6 +53,7 @@ class Source:
     uses_autograd: bool = False
     own_module: Callable[..., Any] | None = None
     metadata: Metadata = field(default_factory=Metadata)
+    arguments: Structure = ()
     # The library's own chain rule: from inputs to the outputs, in order, and blocks by ``(output, input)``.
     compute_jacobian_blocks: Callable[..., tuple[Inputs, Mapping[tuple[str, str], torch.Tensor]]] | None = None
 

@@ -7,8 +7,10 @@ import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
+from call_structures import FORGED, HONEST, V
 from contract_fields import format_fields
 from forging import CHANGES, list_places
 from project import ARTIFACTS, ROOT, mark_rest_thorough
@@ -97,6 +99,19 @@ def test_both_readers_agree_on_metadata(tmp_path):
         {**taken, "authors": say("authors", ["J\u00fcrgen", "Ann"]), "no": note("inputs", "quantity", "")}
     )
     assert not list_wrong_answers(ARTIFACTS / "return_map.pt", forgeries, tmp_path)
+
+
+def test_both_readers_agree_on_structures_of_calls(tmp_path):
+    def say(key: str, nodes: list[Any], variable: str) -> Forge:
+        named = [{**n, "name": variable} if n.get("name") == "v" else n for n in nodes]
+        return lambda path: change_contract(path, lambda contract: contract.update({key: named}))
+
+    forgeries = {label: (say("results", nodes, "a_rate"), "results|call") for label, nodes in FORGED.items()}
+    forgeries["no dict"] = (say("arguments", [{"kind": "list"}], "a"), "arguments")
+    forgeries["an output"] = (say("arguments", [{"kind": "dict", "keys": ["x"]}, V], "a_rate"), "arguments|call")
+    taken = {label: say("results", nodes, "a_rate") for label, nodes in HONEST.items()}
+    forgeries |= expect_taken({**taken, "inputs": say("arguments", [{"kind": "dict", "keys": ["x"]}, V], "a")})
+    assert not list_wrong_answers(ARTIFACTS / "rates.pt", forgeries, tmp_path)
 
 
 NOTES = (("inputs", "quantity"), ("outputs", "description"), ("parameters", "description"))

@@ -16,6 +16,7 @@ from rich.text import Text
 from exporter.archive.contract import Contract, Finding
 from exporter.archive.metadata import TEXT_FIELDS
 from exporter.archive.tensor_spec import TensorSpec, list_dynamic_sizes
+from exporter.archive.value_structure import format_structure, is_plain_dict
 from exporter.common.errors import MismatchError, TorchferryError, UnsoundError
 from exporter.common.plain_text import escape_unsafe
 
@@ -110,6 +111,10 @@ def print_contract(contract: Contract, sizes: Mapping[str, int]) -> None:
         if method.zeros:
             zeros = ", ".join(f"d {output} / d {wrt}" for output, wrt in method.zeros)
             out.print(Text(f"  zero by structure, and left out: {zeros}"))
+    for label, structure in (("Arguments", contract.arguments), ("Returns", contract.results)):
+        if structure:
+            text = "a dict by name" if is_plain_dict(structure) else format_structure(structure)
+            out.print(Text(f"{label}: {text}"))
     parameters = ", ".join(p.describe() for p in contract.parameters)
     out.print(Text(f"Parameters: {parameters or 'none'}"))
     if contract.per_element:

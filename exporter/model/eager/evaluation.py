@@ -14,11 +14,12 @@ from torch.backends import opt_einsum
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from exporter.archive.tensor_spec import FLOATING
+from exporter.archive.value_structure import Structure
 from exporter.common.control_flow import run_control_flow
 from exporter.common.errors import CaptureError, TorchferryError, WarmupError, summarize_error
 from exporter.common.torch_internals import optimized_execution
 from exporter.common.user_code import OWN_SOURCES, user_traceback_location
-from exporter.model.argument_structures import flatten_value
+from exporter.model.argument_structures import describe_value, flatten_value
 from exporter.model.compiled_model import CompiledModel
 from exporter.model.source import Inputs, Source
 
@@ -194,6 +195,30 @@ def _flatten_outputs(outputs: dict[Any, Any]) -> dict[Any, Any]:
             if leaf is not None or place == name:
                 flat[place] = leaf
     return flat
+
+
+def describe_results(source: Source, inputs: Inputs) -> Structure:
+    """Return the structure of what the model returns; empty for one tensor, and for the tuple of the outputs.
+
+    Call it under ``eager_context``."""
+    result = source.module(*(t.detach().clone() for t in inputs))
+    outputs = normalize_outputs(result, source)
+    # One tensor may be returned under several names.
+    names: dict[int, list[str]] = {}
+    for name, value in outputs.items():
+        names.setdefault(id(value), []).append(name)
+    nodes = tuple(describe_value(result, lambda leaf: names[id(leaf)].pop(0) if id(leaf) in names else "", _is_tensor))
+    if any(node.kind == "fixed" and not node.value for node in nodes):
+        # An object that torch's pytrees do not know, such as a dict of a class of its own.
+        return ()
+    is_plain = isinstance(result, torch.Tensor) or (
+        type(result) is tuple and len(result) > 1 and [node.name for node in nodes[1:]] == list(outputs)
+    )
+    return () if is_plain else nodes
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
 
 
 def find_forward_line(source: Source) -> str:

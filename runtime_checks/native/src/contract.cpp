@@ -158,6 +158,54 @@ void check_metadata(const Field& metadata) {
       for (const auto& text : metadata.at(key).items()) check_label(text, true);
 }
 
+/// A structure of a call: each node is followed by the nodes of its parts. As exporter/archive/value_structure.py has it.
+void check_structure(const Field& structure, const std::set<std::string>& known) {
+  constexpr size_t kMaxDepth = 50;
+  const auto nodes = structure.items();
+  std::set<std::string> found;
+  std::vector<size_t> missing = {1};
+  for (const auto& node : nodes) {
+    const auto kind = node.at("kind").text();
+    const auto name = node.has("name") ? node.at("name").text() : "", value = node.has("value") ? node.at("value").text() : "";
+    const auto keys = node.has("keys") ? node.at("keys").items() : std::vector<Field>{};
+    if (name.empty() == (kind == "variable")) node.broken(in_quotes(name), "a name of a variable alone");
+    if (kind == "variable" && (!known.count(name) || !found.insert(name).second))
+      node.broken(in_quotes(name), "each variable of the contract once at most");
+    if (value.empty() == (kind == "fixed")) node.broken(in_quotes(value), "a value of what is fixed alone");
+    if (kind == "fixed") {
+      const auto fixed = count_characters(value) > kMaxName ? json() : json::parse(value, nullptr, false);
+      if (count_characters(value) > kMaxName || fixed.is_discarded() || fixed.is_structured())
+        node.broken(value, "a number, a text, true, false or null of JSON");
+    }
+    std::set<std::string> different;
+    for (size_t i = 0; i < keys.size(); ++i) {
+      const bool is_list = kind == "list" || kind == "tuple", is_text = keys[i].is_text();
+      const bool fits = is_list ? !is_text && keys[i].integer() == static_cast<int64_t>(i) : kind == "dict" || is_text;
+      if (!fits || kind == "variable" || kind == "fixed") node.broken("other keys", "those of a " + kind);
+      if (!different.insert(is_text ? "t" + keys[i].text() : "n" + std::to_string(keys[i].integer())).second)
+        node.broken("a key twice", "different keys");
+    }
+    while (!missing.empty() && missing.back() == 0) missing.pop_back();
+    if (missing.empty() || missing.size() > kMaxDepth) node.broken("a part of nothing, or too deep", "nodes with their parts");
+    --missing.back();
+    missing.push_back(keys.size());
+  }
+  for (const auto count : missing)
+    if (!nodes.empty() && count) structure.broken("fewer nodes", "a node for each key");
+}
+
+/// Those of the arguments of the model's own call, which are a dict, and of what it returns.
+void check_call(const Field& root, const std::map<std::string, Variable>& inputs, const std::set<std::string>& outputs) {
+  std::set<std::string> names;
+  for (const auto& [name, variable] : inputs) names.insert(name);
+  if (root.has("arguments")) {
+    check_structure(root.at("arguments"), names);
+    const auto nodes = root.at("arguments").items();
+    if (!nodes.empty() && nodes[0].at("kind").text() != "dict") nodes[0].broken(nodes[0].at("kind").text(), "a dict");
+  }
+  if (root.has("results")) check_structure(root.at("results"), outputs);
+}
+
 /// The unit of differences on a scale whose zero is none: those of degrees Celsius are kelvins.
 std::string of_difference(const std::string& unit) {
   static const std::set<std::string> celsius = {"degC", "celsius", "degree_Celsius", "degreeC", "\u00b0C", "Celsius",
@@ -275,6 +323,9 @@ Contract parse(const std::string& text, const std::string& where) {
   const auto known = contract.sizes.size();
   if (known && contract.batch_ndim) root.at("inputs").broken("open sizes and a batch", "one of them");
   auto outputs = variables(root.at("outputs"), contract.sizes);
+  std::set<std::string> returned;
+  for (const auto& [name, variable] : outputs) returned.insert(name);
+  check_call(root, inputs, returned);
   if (root.has("info"))
     for (const auto& [name, variable] : variables(root.at("info"), contract.sizes))
       if (!outputs.emplace(name, variable).second) root.at("info").broken(in_quotes(name) + " twice", "one of each");

@@ -57,6 +57,12 @@ def test_a_call_gets_what_was_given(arguments):
     assert not set(structures.tensors) & set(structures.fixed)
 
 
+def test_a_value_that_no_contract_holds_leaves_the_structure_out():
+    assert ArgumentStructures({"x": [ROWS, 2.0]}, "the test").describe()
+    for value in (1j, b"bytes", float("nan")):
+        assert ArgumentStructures({"x": [ROWS, value]}, "the test").describe() == ()
+
+
 def test_places_are_names():
     arguments = {
         "x": ROWS,
