@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import keyword
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -21,6 +21,7 @@ from exporter.common.torch_internals import (
     get_tracing_state,
     lower_graph,
 )
+from exporter.model.compiled_results import select_tensors
 
 _Parameter = inspect.Parameter
 
@@ -54,6 +55,9 @@ class _Code:
         graph, tensors = lower_graph(frozen._get_method("forward").graph.copy(), frozen)
         self.module, self.originals = module, tensors
         self.function = create_function("forward", graph)
+        # What a trace calls, where a first call has shown that some of its results are None.
+        self.selected: Callable[..., Any] | None = None
+        self.has_run = False
         self.signature = _read_signature(module)
         paths = {id(tensor): path for path, tensor in (*model.named_parameters(), *model.named_buffers())}
         # What is no parameter and no buffer is a constant.
@@ -65,8 +69,11 @@ class _Code:
         tensors = [_find_tensor(model, place) if isinstance(place, str) else place for place in self.places]
         is_recorded = get_tracing_state() is not None or get_current_dispatch_mode() is not None
         if is_recorded or any(a is not b for a, b in zip(tensors, self.originals, strict=True)):
-            return self.function(*bound.arguments.values(), *tensors)
-        return self.module(*bound.arguments.values())
+            return (self.selected or self.function)(*bound.arguments.values(), *tensors)
+        result = self.module(*bound.arguments.values())
+        if not self.has_run:
+            self.selected, self.has_run = select_tensors(self.function, result), True
+        return result
 
 
 def _find_tensor(model: nn.Module, path: str) -> torch.Tensor:

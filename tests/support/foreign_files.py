@@ -169,6 +169,16 @@ class Partial(nn.Module):
         return {"double": x * 2, "square": square}
 
 
+class NoneBelowBound(nn.Module):
+    """Its second output is there only where some number is above a bound near those of a call."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        square: torch.Tensor | None = None
+        if bool((x > 0.102).any()):
+            square = x * x
+        return x * 2, square
+
+
 class InputWriter(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x.mul_(2.0)

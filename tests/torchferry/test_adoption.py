@@ -16,6 +16,7 @@ from foreign_files import (
     MeanPotential,
     Network,
     Noise,
+    NoneBelowBound,
     Partial,
     PartialPotential,
     Potential,
@@ -99,8 +100,17 @@ def test_outputs_that_may_be_none(tmp_path):
     assert [s.name for s in adopted.contract.outputs] == ["double", "square"]
     x = draw(4, 3)
     assert torch.equal(torchferry.load(adopted.path)(x)[1], x * x)
-    with pytest.raises(torchferry.CaptureError, match="one of its outputs is None"):
-        torchferry.adopt(foreign, inputs={"x": X}, output=tmp_path / "other.pt")
+    adopted = torchferry.adopt(foreign, inputs={"x": X}, output=tmp_path / "other.pt")
+    assert [s.name for s in adopted.contract.outputs] == ["double"]
+    result = torchferry.load(adopted.path).call_as_module(x)
+    assert torch.equal(result.pop("double"), 2 * x)
+    assert result == {"square": None}
+
+
+def test_which_output_is_none_is_not_for_data_to_decide(tmp_path):
+    foreign = script(NoneBelowBound(), tmp_path / "foreign.pt")
+    with pytest.raises(torchferry.UnsoundError, match="2 outputs"):
+        torchferry.adopt(foreign, inputs={"x": X.abs() / 10}, output=tmp_path / "net.pt")
 
 
 def test_an_output_that_turns_out_to_be_none_is_an_error(tmp_path):
