@@ -98,11 +98,12 @@ class Model:
         """Call ``forward`` as the model itself was called: the same arguments, the same structure of results.
 
         Arguments that were a list, a dict, a named tuple or a dataclass of tensors are one again; so are the results,
-        where classes of the model's own are named tuples. What was no tensor is fixed, and may be left out.
+        where classes of the model's own are named tuples. What was no tensor is fixed, and may be left out. Where the
+        contract has no structure, arguments are the inputs, and the result is the output, or the tuple of them.
 
         Args:
-            arguments: Arguments of the model's own call, in its order.
-            keywords: Arguments by name.
+            arguments: Arguments of the model's own call, in its order, up to the first that the export left out.
+            keywords: Arguments by name; those of ``*args`` and ``**kwargs`` as a tuple and a dict by these names.
 
         Returns:
             What the model returns.

@@ -18,17 +18,17 @@ def bind_arguments(contract: Contract, arguments: Sequence[Any], keywords: Mappi
     inputs = contract.methods["forward"].inputs
     parts = list_parts(contract.arguments) if contract.arguments else {}
     inside = {node.name for part in parts.values() for node in part if node.kind == "variable"}
-    names = [*parts, *(name for name in inputs if name not in inside)]
-    if len(arguments) > len(names):
-        what, got = "the call has too many arguments", str(len(arguments))
-        raise UsageError(
-            what, got=got, expected=f"at most {len(names)}: {', '.join(names)}", mend="leave the others out"
-        )
-    by_name = dict(zip(names, arguments, strict=False))
+    names = dict.fromkeys([*parts, *(name for name in inputs if name not in inside)])
+    positional = list(names)[: contract.positional if parts else len(names)]
+    if len(arguments) > len(positional):
+        what, got = "too many arguments are given by position", str(len(arguments))
+        expected = f"{len(positional)}: {', '.join(positional)}" if positional else "none"
+        raise UsageError(what, got=got, expected=expected, mend="give the others by name")
+    by_name = dict(zip(positional, arguments, strict=False))
     for name, value in keywords.items():
         if name in by_name or name not in names:
             what = f"argument {name!r} is given twice" if name in by_name else f"there is no argument {name!r}"
-            expected, mend = suggest_names(name, names), "pass each argument of the model's own call once"
+            expected, mend = suggest_names(name, list(names)), "pass each argument of the model's own call once"
             raise UsageError(what, expected=expected, mend=mend)
         by_name[name] = value
     bound: dict[str, Any] = {}

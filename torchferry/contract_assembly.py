@@ -82,6 +82,7 @@ def build_contract(
         per_element=source.per_element,
         metadata=source.metadata,
         arguments=source.arguments,
+        positional=source.positional,
         results=_describe_results(warm),
         info=tuple(TensorSpec(n, shape, d) for n, d in NEWTON_OUTPUTS.items()) if solvers else (),
     )

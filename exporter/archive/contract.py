@@ -144,6 +144,11 @@ class ParameterSpec(StrictlyRead):
         """Return what is said of it for people, but for its unit."""
         return join_notes(self.description, self.quantity)
 
+    @property
+    def has_texts(self) -> bool:
+        """Return whether anything is said of it for people."""
+        return bool(self.unit or self.note)
+
     def describe(self) -> str:
         """Return name, shape, dtype, unit and what is said of it as text."""
         unit, note = f" {self.unit}" if self.unit else "", f" ({self.note})" if self.note else ""
@@ -305,6 +310,7 @@ class Contract(StrictlyRead):
         metadata: What people say of the model.
         arguments: The structure of the arguments of the model's own call, a dict by their names, where some argument is
             not just a variable.
+        positional: How many of these arguments may be given by their position.
         results: The structure of what that call returns, where it is neither one variable nor the tuple of them.
     """
 
@@ -333,6 +339,7 @@ class Contract(StrictlyRead):
     graph: str = ""
     metadata: Metadata = field(default_factory=Metadata)
     arguments: Structure = ()
+    positional: int = 0
     results: Structure = ()
 
     def __post_init__(self) -> None:
@@ -363,6 +370,10 @@ class Contract(StrictlyRead):
         check_structure(self.arguments, [spec.name for spec in self.inputs])
         if self.arguments and self.arguments[0].kind != "dict":
             raise UsageError("the arguments of a call are no dict", got=self.arguments[0].kind, expected="dict")
+        most = len(self.arguments[0].keys) if self.arguments else 0
+        if not 0 <= self.positional <= most:
+            what, got = "more arguments of a call go by position than there are", str(self.positional)
+            raise UsageError(what, got=got, expected=f"0 to {most}")
         check_structure(self.results, [spec.name for spec in self.outputs])
         if not self.methods:
             raise UsageError("a contract has no methods", expected="at least forward")
@@ -440,7 +451,14 @@ class Contract(StrictlyRead):
 
 
 # What may be left unsaid of a model and its variables.
-_SAID = (*TEXT_FIELDS, *(f.name for f in dataclasses.fields(Metadata)), "metadata", "arguments", "results")
+_SAID = (
+    *TEXT_FIELDS,
+    *(f.name for f in dataclasses.fields(Metadata)),
+    "metadata",
+    "arguments",
+    "positional",
+    "results",
+)
 
 
 def _drop_unsaid(fields: Sequence[tuple[str, Any]]) -> dict[str, Any]:

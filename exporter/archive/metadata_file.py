@@ -75,7 +75,7 @@ def read_metadata(source: Path | Mapping[str, Any]) -> MetadataRules:
     where = "meta" if isinstance(source, Mapping) else str(source)
     raw = source if isinstance(source, Mapping) else _parse(source)
     try:
-        document = _ADAPTER.validate_json(json.dumps(raw, default=_mark_foreign))
+        document = _ADAPTER.validate_json(_dump(raw, where))
     except ValidationError as error:
         what = "the metadata are not understood"
         expected = f"{', '.join(_KEYS[:-1])}, and variables.NAME with {', '.join(TEXT_FIELDS)}"
@@ -108,14 +108,25 @@ def _parse(path: Path) -> Mapping[str, Any]:
             raise UsageError(
                 "the file of metadata is too large", where=str(path), got=got, expected=expected, mend=mend
             )
-        return tomllib.loads(path.read_bytes().decode())
+        return tomllib.loads(path.read_bytes().decode("utf-8-sig"))
     except OSError as error:
         what, mend = "the file of metadata cannot be read", "name a file in TOML after --meta"
         raise UsageError(what, where=str(path), got=str(error.strerror or error), mend=mend) from None
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         got = "tables nested too deeply" if isinstance(error, RecursionError) else str(error)
         what, expected = "the metadata are not TOML", 'lines like: license = "CC-BY-4.0"'
         raise UsageError(what, where=str(path), got=got, expected=expected, mend="correct this place") from None
+
+
+def _dump(raw: Mapping[str, Any], where: str) -> str:
+    """Return the keys and values as JSON. Raises ``UsageError`` for tables in each other without end."""
+    try:
+        return json.dumps(raw, default=_mark_foreign)
+    except RecursionError:
+        what, expected = "the metadata are not understood", "variables.NAME, and nothing in it but texts"
+        raise UsageError(
+            what, where=where, got="tables nested too deeply", expected=expected, mend="correct it"
+        ) from None
 
 
 def _mark_foreign(value: Any) -> dict[str, str]:
@@ -126,7 +137,7 @@ def _mark_foreign(value: Any) -> dict[str, str]:
 def _check(document: _Document, where: str) -> MetadataRules:
     """Return what the file says, with every text checked."""
     metadata = Metadata(document.description, tuple(document.authors), document.license, tuple(document.references))
-    rules = dict[TextField, tuple[VariableRule, ...]]()
+    rules: dict[TextField, list[VariableRule]] = {}
     for pattern, notes in document.variables.items():
         place = f"{where}: variables.{pattern}"
         check_unit(notes.unit, pattern)
@@ -137,8 +148,8 @@ def _check(document: _Document, where: str) -> MetadataRules:
             raise UsageError(what, where=place, expected=expected, mend="leave the table out, or say something")
         for name in TEXT_FIELDS:
             if text := getattr(notes, name):
-                rules[name] = (*rules.get(name, ()), VariableRule(pattern, text, place))
-    return MetadataRules(metadata, rules)
+                rules.setdefault(name, []).append(VariableRule(pattern, text, place))
+    return MetadataRules(metadata, {name: tuple(of_field) for name, of_field in rules.items()})
 
 
 _ADAPTER = TypeAdapter(_Document)

@@ -101,6 +101,11 @@ class TensorSpec(StrictlyRead):
         """Return what is said of it for people, but for its unit."""
         return join_notes(self.description, self.quantity)
 
+    @property
+    def has_texts(self) -> bool:
+        """Return whether anything is said of it for people."""
+        return bool(self.unit or self.note)
+
     def resolve_shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """Return the shape with numbers for its open sizes."""
         return tuple(d if isinstance(d, int) else sizes[d] for d in self.shape)

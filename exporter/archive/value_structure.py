@@ -12,12 +12,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from exporter.archive.contract_text import StrictlyRead, parse_strictly
+from exporter.archive.contract_text import StrictlyRead, check_name, is_identifier, parse_strictly
 from exporter.archive.format_limits import MAX_NAME
 from exporter.common.errors import UsageError
 
 # Parts in each other: a call of Python that is deeper nobody writes.
 MAX_DEPTH = 50
+
+
+StructureKind = Literal["variable", "fixed", "list", "tuple", "dict", "named tuple"]
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,7 @@ class StructureNode(StrictlyRead):
         value: The fixed value as JSON.
     """
 
-    kind: Literal["variable", "fixed", "list", "tuple", "dict", "named tuple"]
+    kind: StructureKind
     name: str = ""
     keys: tuple[str | int, ...] = ()
     value: str = ""
@@ -68,21 +71,32 @@ def check_structure(structure: Structure, known: Sequence[str]) -> None:
 
 def _check_node(node: StructureNode) -> None:
     """Raise ``UsageError`` for keys that a node cannot have, and for a value that is none."""
+    texts = [key for key in node.keys if isinstance(key, str)]
+    numbers = [key for key in node.keys if not isinstance(key, str)]
     if node.kind in ("list", "tuple"):
         fits = [*node.keys] == [*range(len(node.keys))]
-    elif node.kind in ("dict", "named tuple"):
-        fits = len({*node.keys}) == len(node.keys) and (node.kind == "dict" or not any(map(_is_number, node.keys)))
+    elif node.kind == "dict":
+        fits = all(type(key) is int and is_small(key) for key in numbers)
     else:
-        fits = not node.keys
+        fits = all(map(is_field, texts)) and not numbers and (node.kind == "named tuple" or not texts)
+    fits = fits and len({*node.keys}) == len(node.keys)
     if not fits or (node.kind == "fixed") != bool(node.value) or (node.kind == "variable") != bool(node.name):
         got, expected = repr(node)[:200], "keys, name and value that fit its kind"
         raise UsageError("a node of the structure of a call is broken", got=got, expected=expected)
+    for key in texts:
+        check_name(key, "a part of a call")
     if node.kind == "fixed":
         read_fixed(node)
 
 
-def _is_number(key: str | int) -> bool:
-    return isinstance(key, int)
+def is_field(name: str) -> bool:
+    """Return whether a part of a named tuple may have this name."""
+    return is_identifier(name) and not name.startswith("_")
+
+
+def is_small(number: int) -> bool:
+    """Return whether every reader has this whole number."""
+    return -(2**63) <= number < 2**63
 
 
 def format_fixed(value: Any) -> str:
@@ -102,7 +116,8 @@ def read_fixed(node: StructureNode) -> Any:
         str(value).encode()
     except ValueError:
         value = ()
-    if isinstance(value, (list, dict, tuple)) or (isinstance(value, float) and not math.isfinite(value)):
+    is_broken = isinstance(value, (list, dict, tuple)) or (isinstance(value, int) and not is_small(value))
+    if is_broken or (isinstance(value, float) and not math.isfinite(value)):
         what, expected = "a fixed value of a call is broken", "a number, a text, true, false or null of JSON"
         raise UsageError(what, got=node.value[:100], expected=f"{expected}, of at most {MAX_NAME} characters")
     return value
@@ -183,12 +198,17 @@ def _take(nodes: Iterator[StructureNode], value: Any, place: str, taken: dict[st
         return
     if node.kind == "fixed":
         fixed = read_fixed(node)
-        if type(value) is not type(fixed) or repr(value) != repr(fixed):
+        if format_fixed(value) != format_fixed(fixed):
             what, mend = f"{place!r} is fixed in the file", "export the model again with this value"
             raise UsageError(what, got=repr(value)[:100], expected=repr(fixed), mend=mend)
         return
+    kind = {"list": Sequence, "tuple": Sequence, "dict": Mapping}.get(node.kind, object)
     keys, parts = _list_own_parts(node, value)
-    if keys != [*node.keys] and (node.kind in ("list", "tuple") or {*keys} != {*node.keys}):
+    if (
+        not isinstance(value, kind)
+        or isinstance(value, str)
+        or (keys != [*node.keys] and (node.kind in ("list", "tuple") or {*keys} != {*node.keys}))
+    ):
         what, expected = (
             f"{place!r} has another structure than in the file",
             f"a {node.kind} with {_list_keys(node.keys)}",
@@ -207,7 +227,7 @@ def _list_own_parts(node: StructureNode, value: Any) -> tuple[list[Any], list[An
     if node.kind == "named tuple":
         keys = [key for key in node.keys if hasattr(value, str(key))]
         return keys, [getattr(value, str(key)) for key in keys]
-    is_sequence = isinstance(value, (list, tuple)) and node.kind in ("list", "tuple")
+    is_sequence = isinstance(value, Sequence) and node.kind in ("list", "tuple")
     return ([*range(len(value))], [*value]) if is_sequence else ([], [])
 
 

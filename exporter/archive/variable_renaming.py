@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from exporter.archive.contract import Contract, MethodSpec, block_name, strip_prefix
-from exporter.archive.value_structure import Structure
+from exporter.archive.value_structure import Structure, StructureNode
 from exporter.common.errors import UsageError, suggest_names
 
 
@@ -68,6 +68,7 @@ def rename_variables(contract: Contract, renames: Sequence[RenameRule]) -> Contr
         nodes = [(node, map_name(node.name) if node.kind == "variable" else node.name) for node in structure]
         return tuple(dataclasses.replace(node, name=name) for node, name in nodes)
 
+    arguments = contract.arguments or _describe_own_arguments(contract, new_names)
     pairs = (o for spec in contract.methods.values() for o in spec.outputs if not isinstance(o, str))
     blocks = {block_name(*p): block_name(*map_block(*p)) for p in pairs}
     ranges = {map_name(n): r for n, r in contract.envelope.values.items()}
@@ -79,10 +80,19 @@ def rename_variables(contract: Contract, renames: Sequence[RenameRule]) -> Contr
         outputs=tuple(dataclasses.replace(s, name=map_name(s.name)) for s in contract.outputs),
         methods={name: map_method(spec) for name, spec in contract.methods.items()},
         per_element=tuple(map(map_name, contract.per_element)),
-        arguments=map_structure(contract.arguments),
+        arguments=map_structure(arguments),
+        positional=contract.positional if contract.arguments or not arguments else len(contract.inputs),
         results=map_structure(contract.results),
         tolerance=dataclasses.replace(contract.tolerance, outputs=bounds),
     )
+
+
+def _describe_own_arguments(contract: Contract, new_names: Mapping[str, str]) -> Structure:
+    """Return the arguments of the model's own call, where they were the inputs under the names that these had."""
+    names = tuple(spec.name for spec in contract.inputs)
+    if contract.source.kind == "neml2" or not any(name in new_names for name in names):
+        return ()
+    return (StructureNode("dict", keys=names), *(StructureNode("variable", name) for name in names))
 
 
 def _choose_new_names(renames: Sequence[RenameRule], names: Collection[str]) -> dict[str, str]:

@@ -40,6 +40,11 @@ def escape_markdown(text: str) -> str:
     return re.sub(r"([\\`*_{}\[\]<>()#+!|~$&])", r"\\\1", " ".join(text.split()))
 
 
+def escape_markdown_line(text: str) -> str:
+    """Return a text for a line of Markdown of its own: it makes no heading, list or rule either."""
+    return re.sub(r"^(?=[=-])|^(\d+)(?=\.)", r"\1\\", escape_markdown(text))
+
+
 def quote_markdown(text: str) -> str:
     """Return a text as code for a cell of a table in Markdown."""
     return "`" + " ".join(text.replace("`", "'").split()).replace("|", r"\|") + "`"

@@ -6,6 +6,7 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import itertools
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from exporter.archive.contract import Finding, Origin
 from exporter.archive.format_limits import MAX_TEXT
 from exporter.archive.input_files import InputValues, align_inputs, order_inputs, to_tensor
 from exporter.archive.tensor_spec import Signature, infer_spec, name_dtype
+from exporter.archive.value_structure import Structure, StructureNode
 from exporter.common.errors import SourceError, TorchferryError, UsageError, suggest_names, summarize_error
 from exporter.common.source_paths import STAND_IN, strip_stand_in
 from exporter.frontends import source_files
@@ -29,6 +31,7 @@ from exporter.model.argument_binding import (
     BoundForward,
     call_by_names,
     list_argument_names,
+    list_positional_names,
     list_required_names,
     list_variadic_names,
 )
@@ -104,6 +107,7 @@ def build_source(module: nn.Module, name: str, examples: Any, where: str, origin
     _check_parameters(module, where)
     variables = _resolve_variables(module, examples, where)
     signature = variables.signature
+    arguments, positional = _describe_arguments(module, variables)
     return Source(
         name=name,
         module=variables.bind(module, name),
@@ -117,11 +121,32 @@ def build_source(module: nn.Module, name: str, examples: Any, where: str, origin
         whole_call=variables.whole_call,
         findings=variables.findings,
         metadata=signature.metadata,
-        arguments=variables.structures.describe() if variables.structures is not None else (),
+        arguments=arguments,
+        positional=positional,
         # The default dtype after the import of the user's file, which may set another.
         default_dtype=torch.get_default_dtype(),
         origin=origin,
     )
+
+
+def _describe_arguments(module: nn.Module, variables: _Variables) -> tuple[Structure, int]:
+    """Return the structure of the arguments of the user's own call, and how many may be given by position; nothing
+    where they are the variables, in order."""
+    names = [spec.name for spec in variables.signature.inputs]
+    accepted = list_argument_names(module)
+    if variables.structures is not None:
+        structure = variables.structures.describe()
+    elif {*names} <= {*accepted}:
+        own_order = tuple(name for name in accepted if name in {*names})
+        structure = (StructureNode("dict", keys=own_order), *(StructureNode("variable", name) for name in own_order))
+    else:
+        # They go to the arguments by position.
+        return (), 0
+    own_names = [*structure[0].keys] if structure else []
+    pairs = zip(own_names, list_positional_names(module), strict=False)
+    positional = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+    is_plain = variables.structures is None and own_names == names and positional == len(names)
+    return ((), 0) if is_plain else (structure, positional)
 
 
 def _check_parameters(module: nn.Module, where: str) -> None:

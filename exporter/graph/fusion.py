@@ -7,8 +7,8 @@ a fallback of the same operations, which run one after the other."""
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections import ChainMap, Counter
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 
 from exporter.common.recursion import with_deep_recursion
@@ -59,7 +59,7 @@ def describe_support() -> str:
     return f"this torch fuses on GPUs; on the CPU each operation runs by itself ({reason})"
 
 
-def _iterate_groups(block: Block, names: Mapping[int, str]) -> Iterator[FusionGroup]:
+def _iterate_groups(block: Block, names: MutableMapping[int, str]) -> Iterator[FusionGroup]:
     checks = {node.outputs[-1]: node for node in block.nodes if node.kind == CHECK}
     for node in block.nodes:
         condition = node.inputs[0] if node.kind == "prim::If" else None
@@ -75,10 +75,10 @@ def _iterate_groups(block: Block, names: Mapping[int, str]) -> Iterator[FusionGr
                 yield from _iterate_groups(inner, names)
 
 
-def _make_group(node: Node, check: Node | None, names: Mapping[int, str], has_fallback: bool) -> FusionGroup:
+def _make_group(node: Node, check: Node | None, names: MutableMapping[int, str], has_fallback: bool) -> FusionGroup:
     """Return a group, whose values are named as they are outside of it and of the check."""
     (body,) = node.blocks
-    outside, checks = dict(names), list[str]()
+    outside, checks = ChainMap({}, names), list[str]()
     if check is not None:
         whole_types = _CHECKED_TYPE.findall(check.operator)
         types = whole_types if len(whole_types) == len(check.inputs) else check.types

@@ -15,11 +15,12 @@ from exporter.archive.kernel_container import KernelFiles
 from exporter.common import atomic_files
 from exporter.common.c_text import escape_comment, escape_string, to_c_identifiers
 from exporter.common.errors import UsageError
-from exporter.common.plain_text import escape_markdown
+from exporter.common.plain_text import escape_markdown, escape_markdown_line
 from exporter.common.templating import make_templates
 
 TEMPLATES = make_templates("exporter.hosts")
 TEMPLATES.filters["markdown"] = lambda text: escape_markdown(escape_comment(text))
+TEMPLATES.filters["markdown_line"] = lambda text: escape_markdown_line(escape_comment(text))
 TEMPLATES.filters["product"] = prod
 TEMPLATES.filters["zip"] = zip
 TEMPLATES.filters["repr"] = repr

@@ -42,6 +42,12 @@ def list_variadic_names(module: nn.Module) -> list[str]:
     return [p.name for p in _read_parameters(module) if p.kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)]
 
 
+def list_positional_names(module: nn.Module) -> list[str]:
+    """Return the names of the arguments of ``forward`` that may be given by position, in order."""
+    positional = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.POSITIONAL_ONLY)
+    return [p.name for p in itertools.takewhile(lambda p: p.kind in positional, _read_parameters(module))]
+
+
 def call_by_names(module: nn.Module, names: Sequence[str], values: Sequence[Any]) -> Any:
     """Call a module with values of arguments by name; those of ``*args`` and ``**kwargs`` are a tuple and a dict.
 

@@ -5,12 +5,21 @@ and None are fixed, as the user's own call has them."""
 
 from __future__ import annotations
 
+import keyword
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
-from exporter.archive.value_structure import Structure, StructureNode, format_fixed
+from exporter.archive.format_limits import MAX_ITEMS
+from exporter.archive.value_structure import (
+    Structure,
+    StructureKind,
+    StructureNode,
+    check_structure,
+    format_fixed,
+    is_field,
+)
 from exporter.common.errors import UsageError, summarize_error
 from exporter.common.torch_internals import pytree
 
@@ -60,14 +69,9 @@ class ArgumentStructures:
         return list(self._places) == self.arguments == list(self.tensors)
 
     def describe(self) -> Structure:
-        """Return the structure of the arguments, a dict by their names, whose variables are named by their places.
-
-        It is empty where a fixed value is one that no contract holds."""
-        if not all(map(format_fixed, self.fixed.values())):
-            return ()
-        names = iter(self._places)
-        parts = [node for value in self._values for node in describe_value(value, lambda _: next(names), _is_array)]
-        return (StructureNode("dict", keys=tuple(self.arguments)), *parts)
+        """Return the structure of the arguments, a dict by their names; empty where no contract can hold it."""
+        values = dict(zip(self.arguments, self._values, strict=True))
+        return describe_value(values, lambda place, _: place if place in self.tensors else "", _is_leaf)
 
     def bind(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return the function of the variables, in order, that calls ``function`` with the arguments, in order."""
@@ -104,28 +108,65 @@ def flatten_value(
 
 
 def describe_value(
-    value: Any, name_leaf: Callable[[Any], str], is_variable: Callable[[Any], bool]
-) -> Iterator[StructureNode]:
-    """Yield the nodes of a value; ``name_leaf`` is called with each leaf in order, and names those that are variables.
+    value: Any, name_leaf: Callable[[str, Any], str], is_leaf: Callable[[Any], bool], place: str = ""
+) -> Structure:
+    """Return the structure of a value, for people's convenience: empty where no contract can hold it.
 
-    Raises ``UsageError`` as ``flatten_value`` does."""
-    parts, _ = pytree.tree_flatten_with_path(value, is_leaf=lambda part: part is not value or is_variable(part))
-    if len(parts) == 1 and not parts[0][0]:
-        name = name_leaf(value)
-        yield (
-            StructureNode("variable", name) if is_variable(value) else StructureNode("fixed", value=format_fixed(value))
-        )
+    ``name_leaf`` is given the place and the value of each leaf, and returns the name of its variable; empty for a value
+    that is fixed."""
+    try:
+        nodes = tuple(_iterate_nodes(value, place, name_leaf, is_leaf))
+        check_structure(nodes, [node.name for node in nodes if node.kind == "variable"])
+    except (_NoStructureError, UsageError, RecursionError):
+        return ()
+    return nodes if len(nodes) <= MAX_ITEMS else ()
+
+
+class _NoStructureError(Exception):
+    """A value is made of what a contract has no node for."""
+
+
+def _iterate_nodes(
+    value: Any, place: str, name_leaf: Callable[[str, Any], str], is_leaf: Callable[[Any], bool]
+) -> Iterator[StructureNode]:
+    kind, parts = _split(value) if not is_leaf(value) else ("", [])
+    if not kind:
+        if name := name_leaf(place, value):
+            yield StructureNode("variable", name)
+        elif text := format_fixed(value):
+            yield StructureNode("fixed", value=text)
+        else:
+            raise _NoStructureError
         return
-    steps: list[Any] = [path[0] for path, _ in parts]
-    if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
-        kind = "tuple" if isinstance(value, tuple) else "list"
-        yield StructureNode(kind, keys=tuple(range(len(parts))))
-    elif isinstance(value, Mapping):
-        yield StructureNode("dict", keys=tuple(step.key for step in steps))
-    else:
-        yield StructureNode("named tuple", keys=tuple(step.name for step in steps))
-    for _, part in parts:
-        yield from describe_value(part, name_leaf, is_variable)
+    yield StructureNode(kind, keys=tuple(key for key, _ in parts))
+    for key, part in parts:
+        yield from _iterate_nodes(part, f"{place}.{key}" if place else str(key), name_leaf, is_leaf)
+
+
+def _split(value: Any) -> tuple[StructureKind | Literal[""], list[tuple[Any, Any]]]:
+    """Return what a value is, and its parts by key; no kind for one that has no parts."""
+    if isinstance(value, Mapping):
+        return "dict", list(value.items())
+    try:
+        paths, _ = pytree.tree_flatten_with_path(value, is_leaf=lambda part: part is not value)
+    except ValueError:
+        raise _NoStructureError from None
+    if len(paths) == 1 and not paths[0][0]:
+        return "", []
+    steps: list[Any] = [path[0] for path, _ in paths]
+    parts = [part for _, part in paths]
+    if all(isinstance(step, pytree.SequenceKey) for step in steps):
+        is_known = isinstance(value, (list, tuple)) and not hasattr(value, "_fields")
+        if not (steps or is_known):
+            raise _NoStructureError
+        return "tuple" if isinstance(value, tuple) else "list", list(enumerate(parts))
+    if all(isinstance(step, pytree.GetAttrKey) for step in steps):
+        # Python's named tuples have no other names.
+        is_plain = all(is_field(step.name) and not keyword.iskeyword(step.name) for step in steps)
+        return "named tuple" if is_plain else "dict", list(zip([step.name for step in steps], parts, strict=True))
+    if all(isinstance(step, pytree.MappingKey) for step in steps):
+        return "dict", list(zip([step.key for step in steps], parts, strict=True))
+    raise _NoStructureError
 
 
 def _is_array(value: Any) -> bool:
@@ -134,6 +175,10 @@ def _is_array(value: Any) -> bool:
         is_plain = bool(value) and not hasattr(value, "_fields")
         return is_plain and all(isinstance(v, bool) or _is_number(v) or _is_nested(v) for v in value)
     return isinstance(value, torch.Tensor) or hasattr(value, "__array__")
+
+
+def _is_leaf(value: Any) -> bool:
+    return _is_array(value) or isinstance(value, _FIXED)
 
 
 def _is_nested(value: Any) -> bool:

@@ -26,11 +26,10 @@ def select_tensors(function: Any, result: Any) -> Callable[..., Any] | None:
         no None, or is of a class that is not known here.
     """
     numbers = itertools.count()
-    structure = tuple(describe_value(result, lambda _: str(next(numbers)), _is_tensor))
-    if not any(node.kind == "fixed" for node in structure):
-        return None
-    paths = dict(_iterate_paths(iter(structure)))
-    if not paths or any(node.kind == "fixed" and node.value != "null" for node in structure):
+    structure = describe_value(result, lambda _, leaf: str(next(numbers)) if _is_tensor(leaf) else "", _is_tensor)
+    fixed = {node.value for node in structure if node.kind == "fixed"}
+    paths = dict(_iterate_paths(iter(structure))) if structure else {}
+    if fixed != {"null"} or not paths:
         return None
     selected = _compile(function, list(paths.values()))
     if selected is None:

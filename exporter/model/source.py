@@ -33,7 +33,8 @@ class Source:
     are inputs that are parameters of the user's module, which ``take_back`` makes parameters again. ``whole_call`` are
     the given inputs in their whole shapes, of a model of which nobody has said that it has a batch. ``own_module`` is
     the user's own where ``module`` is made of a copy. ``metadata`` is what its author says of it,
-    ``arguments`` the structure of the arguments of its own call, where some are not just tensors."""
+    ``arguments`` the structure of the arguments of its own call, where some are not just tensors, and ``positional``
+    how many of these go by position."""
 
     name: str
     module: Callable[..., Any]
@@ -54,6 +55,7 @@ class Source:
     own_module: Callable[..., Any] | None = None
     metadata: Metadata = field(default_factory=Metadata)
     arguments: Structure = ()
+    positional: int = 0
     # The library's own chain rule: from inputs to the outputs, in order, and blocks by ``(output, input)``.
     compute_jacobian_blocks: Callable[..., tuple[Inputs, Mapping[tuple[str, str], torch.Tensor]]] | None = None
 

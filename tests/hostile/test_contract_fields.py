@@ -42,6 +42,9 @@ def test_both_readers_agree(name, share, tmp_path):
     for spec in (*whole["inputs"][:1], *whole["outputs"][:1], *whole["parameters"][:1]):
         spec.update(unit="MPa", quantity="stress", description="of a part")
     whole["metadata"] = {"description": "a\nb", "authors": ["Jane"], "license": "MIT", "references": ["doi:10.1/2"]}
+    whole["results"] = [{"kind": "list", "keys": [0, 1]}, {**V, "name": whole["outputs"][0]["name"]}, FIXED]
+    whole["arguments"] = [{"kind": "dict", "keys": ["x"]}, {**V, "name": whole["inputs"][0]["name"]}]
+    whole["positional"] = 1
     forgeries = [(place, change) for place in list_places(whole) if place for change in CHANGES][::share]
     files, known = list[tuple[str, Path, tuple[str | int, ...]]](), set[bytes]()
     for number, (place, change) in enumerate(forgeries):
@@ -107,6 +110,11 @@ def test_both_readers_agree_on_structures_of_calls(tmp_path):
         return lambda path: change_contract(path, lambda contract: contract.update({key: named}))
 
     forgeries = {label: (say("results", nodes, "a_rate"), "results|call") for label, nodes in FORGED.items()}
+    for number in (-1, 1):
+        forgeries[f"{number} by position"] = (
+            lambda path, number=number: change_contract(path, lambda contract: contract.update(positional=number)),
+            "position",
+        )
     forgeries["no dict"] = (say("arguments", [{"kind": "list"}], "a"), "arguments")
     forgeries["an output"] = (say("arguments", [{"kind": "dict", "keys": ["x"]}, V], "a_rate"), "arguments|call")
     taken = {label: say("results", nodes, "a_rate") for label, nodes in HONEST.items()}
@@ -114,6 +122,7 @@ def test_both_readers_agree_on_structures_of_calls(tmp_path):
     assert not list_wrong_answers(ARTIFACTS / "rates.pt", forgeries, tmp_path)
 
 
+FIXED = {"kind": "fixed", "value": "1"}
 NOTES = (("inputs", "quantity"), ("outputs", "description"), ("parameters", "description"))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from xml.etree import ElementTree
@@ -11,10 +12,12 @@ import onnx
 import pytest
 import torch
 import xarray
+from contracts import contract
 from project import skip_gate
 
 import torchferry
 from exporter.archive import formats
+from exporter.hosts.wrapping import TEMPLATES
 from torchferry.cli.app import run
 
 META = """
@@ -127,6 +130,19 @@ def test_every_readme_of_a_host_ends_with_them(spring, tmp_path):
         readme = (wrap(spring, host, tmp_path / host) / "README.md").read_text()
         assert "Author: Jurgen Muller \\<j@example.org\\>\n" in readme, host
         assert "\n- force: N, pull at the end \\(spring \\& damper\\)\n" in readme, host
+
+
+def test_a_readme_leaves_no_variable_out_and_makes_nothing_of_a_line():
+    specs = [dataclasses.replace(torchferry.TensorSpec(name), description=note) for name, note in NOTES]
+    told = contract(
+        specs, [torchferry.TensorSpec("e", unit="J")], metadata=torchferry.Metadata("Bar\n===\n- a\n1. b\n# c")
+    )
+    text = TEMPLATES.get_template("metadata.md.jinja").render(contract=told)
+    assert [line for line in text.splitlines() if line.startswith("- ")] == ["- E: modulus", "- T: K", "- e: J"]
+    assert [line for line in text.splitlines() if line][:5] == ["Bar", "\\===", "\\- a", "1\\. b", "\\# c"]
+
+
+NOTES = (("E", "modulus"), ("e", ""), ("T", "K"))
 
 
 def wrap(path: Path, host: str, folder: Path, *options: str) -> Path:

@@ -41,6 +41,16 @@ class Plain(nn.Module):
         return results[0] if self.count == 1 else results
 
 
+class Optional(nn.Module):
+    def forward(self, x, a=None, b=None, *, c=None):
+        return x if b is None else x - b + (0 if c is None else c)
+
+
+class Variadic(nn.Module):
+    def forward(self, x, *rest, **named):
+        return x + rest[0] - named["z"]
+
+
 def make_call(rows: int) -> dict[str, Any]:
     x = torch.linspace(-1, 1, 3 * rows, dtype=F).reshape(rows, 3)
     return {"x": x, "state": {"h": 2 * x, "layers": [x + 1, Pair(x, 3 * x)]}, "scale": 3.0}
@@ -135,6 +145,36 @@ def test_arguments_by_position():
         model.call_as_module(*values, values[0])
     with pytest.raises(UsageError, match="'a' is given twice"):
         model.call_as_module(*values, a=values[0])
+
+
+def test_an_argument_that_was_left_out_shifts_no_other(tmp_path):
+    x, b = torch.linspace(0, 1, 4, dtype=F), torch.linspace(2, 3, 4, dtype=F)
+    with skip_checks():
+        (exported,) = torchferry.export(Optional(), inputs={"x": x, "b": b, "c": 2 * b}, output=tmp_path / "o.pt")
+    model = torchferry.load(exported.path)
+    assert torch.equal(model.call_as_module(x, b=b, c=b), Optional()(x, b=b, c=b))
+    with pytest.raises(UsageError, match=r"too many(.|\n)*expected: 1: x(.|\n)*by name"):
+        model.call_as_module(x, b, c=b)
+
+
+def test_arguments_of_any_number_go_by_the_names_that_they_have_in_forward(tmp_path):
+    x = torch.linspace(0, 1, 4, dtype=F)
+    inputs = {"x": x, "rest": (2 * x,), "named": {"z": x + 1}}
+    with skip_checks():
+        (exported,) = torchferry.export(Variadic(), inputs=inputs, output=tmp_path / "v.pt")
+    model = torchferry.load(exported.path)
+    assert torch.equal(model.call_as_module(x, rest=(3 * x,), named={"z": x}), Variadic()(x, 3 * x, z=x))
+    with pytest.raises(UsageError, match="too many"):
+        model.call_as_module(x, 3 * x, named={"z": x})
+
+
+def test_own_names_stay_where_variables_are_renamed(tmp_path):
+    x = torch.linspace(0, 1, 4, dtype=F)
+    with skip_checks():
+        (exported,) = torchferry.export(Plain(2), inputs={"x": x}, output=tmp_path / "p.pt", renames=["x:strain"])
+    model = torchferry.load(exported.path)
+    for result in (model.call_as_module(x), model.call_as_module(x=x)):
+        assert all(map(torch.equal, result, Plain(2)(x)))
 
 
 def test_people_see_it(cell, capfd):

@@ -207,10 +207,7 @@ def describe_results(source: Source, inputs: Inputs) -> Structure:
     names: dict[int, list[str]] = {}
     for name, value in outputs.items():
         names.setdefault(id(value), []).append(name)
-    nodes = tuple(describe_value(result, lambda leaf: names[id(leaf)].pop(0) if id(leaf) in names else "", _is_tensor))
-    if any(node.kind == "fixed" and not node.value for node in nodes):
-        # An object that torch's pytrees do not know, such as a dict of a class of its own.
-        return ()
+    nodes = describe_value(result, lambda _, leaf: names[id(leaf)].pop(0) if names.get(id(leaf)) else "", _is_tensor)
     is_plain = isinstance(result, torch.Tensor) or (
         type(result) is tuple and len(result) > 1 and [node.name for node in nodes[1:]] == list(outputs)
     )

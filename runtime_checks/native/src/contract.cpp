@@ -158,33 +158,48 @@ void check_metadata(const Field& metadata) {
       for (const auto& text : metadata.at(key).items()) check_label(text, true);
 }
 
+/// A number, a text, true, false or null of JSON, that every reader has.
+bool is_fixed_value(const std::string& text) {
+  if (count_characters(text) > kMaxName) return false;
+  const auto value = json::parse(text, nullptr, false);
+  if (value.is_discarded() || value.is_structured()) return false;
+  if (value.is_number_unsigned()) return value.get<uint64_t>() <= INT64_MAX;
+  // A whole number beyond 64 bits is read as another one.
+  return !value.is_number_float() || text.find_first_of(".eE") != std::string::npos;
+}
+
+/// The keys of the parts of a node: places, texts, or whole numbers and texts.
+void check_keys(const Field& node, const std::string& kind, const std::vector<Field>& keys) {
+  std::set<std::string> different;
+  for (size_t i = 0; i < keys.size(); ++i) {
+    const bool is_text = keys[i].is_text();
+    const auto text = is_text ? keys[i].text() : std::to_string(keys[i].integer());
+    const bool is_place = !is_text && text == std::to_string(i);
+    const bool is_field = is_text && is_identifier(text) && text[0] != '_';
+    const bool fits = kind == "list" || kind == "tuple" ? is_place : kind == "dict" || (kind == "named tuple" && is_field);
+    if (!fits) node.broken(in_quotes(text), "a key of a " + kind);
+    if (is_text) check_name(text, "a part of a call");
+    if (!different.insert((is_text ? "t" : "n") + text).second) node.broken("a key twice", "different keys");
+  }
+}
+
 /// A structure of a call: each node is followed by the nodes of its parts. As exporter/archive/value_structure.py has it.
 void check_structure(const Field& structure, const std::set<std::string>& known) {
   constexpr size_t kMaxDepth = 50;
-  const auto nodes = structure.items();
   std::set<std::string> found;
+  // How many parts are to come, of each node that is open.
   std::vector<size_t> missing = {1};
+  const auto nodes = structure.items();
   for (const auto& node : nodes) {
-    const auto kind = node.at("kind").text();
-    const auto name = node.has("name") ? node.at("name").text() : "", value = node.has("value") ? node.at("value").text() : "";
+    const auto kind = node.at("kind").text(), name = node.has("name") ? node.at("name").text() : "";
+    const auto value = node.has("value") ? node.at("value").text() : "";
     const auto keys = node.has("keys") ? node.at("keys").items() : std::vector<Field>{};
     if (name.empty() == (kind == "variable")) node.broken(in_quotes(name), "a name of a variable alone");
     if (kind == "variable" && (!known.count(name) || !found.insert(name).second))
       node.broken(in_quotes(name), "each variable of the contract once at most");
     if (value.empty() == (kind == "fixed")) node.broken(in_quotes(value), "a value of what is fixed alone");
-    if (kind == "fixed") {
-      const auto fixed = count_characters(value) > kMaxName ? json() : json::parse(value, nullptr, false);
-      if (count_characters(value) > kMaxName || fixed.is_discarded() || fixed.is_structured())
-        node.broken(value, "a number, a text, true, false or null of JSON");
-    }
-    std::set<std::string> different;
-    for (size_t i = 0; i < keys.size(); ++i) {
-      const bool is_list = kind == "list" || kind == "tuple", is_text = keys[i].is_text();
-      const bool fits = is_list ? !is_text && keys[i].integer() == static_cast<int64_t>(i) : kind == "dict" || is_text;
-      if (!fits || kind == "variable" || kind == "fixed") node.broken("other keys", "those of a " + kind);
-      if (!different.insert(is_text ? "t" + keys[i].text() : "n" + std::to_string(keys[i].integer())).second)
-        node.broken("a key twice", "different keys");
-    }
+    if (kind == "fixed" && !is_fixed_value(value)) node.broken(value, "a number, a text, true, false or null of JSON");
+    check_keys(node, kind, keys);
     while (!missing.empty() && missing.back() == 0) missing.pop_back();
     if (missing.empty() || missing.size() > kMaxDepth) node.broken("a part of nothing, or too deep", "nodes with their parts");
     --missing.back();
@@ -204,6 +219,11 @@ void check_call(const Field& root, const std::map<std::string, Variable>& inputs
     if (!nodes.empty() && nodes[0].at("kind").text() != "dict") nodes[0].broken(nodes[0].at("kind").text(), "a dict");
   }
   if (root.has("results")) check_structure(root.at("results"), outputs);
+  const auto positional = root.has("positional") ? root.at("positional").integer() : 0;
+  const auto nodes = root.has("arguments") ? root.at("arguments").items() : std::vector<Field>{};
+  const auto most = nodes.empty() || !nodes[0].has("keys") ? 0 : nodes[0].at("keys").items().size();
+  if (positional < 0 || positional > static_cast<int64_t>(most))
+    root.at("positional").broken(std::to_string(positional), "0 to " + std::to_string(most));
 }
 
 /// The unit of differences on a scale whose zero is none: those of degrees Celsius are kelvins.

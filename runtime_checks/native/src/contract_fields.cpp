@@ -18,7 +18,7 @@ using json = nlohmann::ordered_json;
 /// Of each class its fields and their types, as exporter/archive/contract.py has them: "?" may be left out, [] is a
 /// list, {} an object with keys of any name, () a list of so many, | one of several.
 constexpr const char* kFields = R"(
-Contract schema:int name:text source:Origin created_with:CreatedWith inputs:[TensorSpec] outputs:[TensorSpec] batch:Batch methods:{MethodSpec} parameters:[ParameterSpec] tolerance:Tolerance devices:[text] operators:[text] findings:[Finding] envelope:Envelope ?differentiable:bool ?solvers:[Solver] ?info:[TensorSpec] ?per_element:[text] ?graph:text ?metadata:Metadata ?arguments:[StructureNode] ?results:[StructureNode]
+Contract schema:int name:text source:Origin created_with:CreatedWith inputs:[TensorSpec] outputs:[TensorSpec] batch:Batch methods:{MethodSpec} parameters:[ParameterSpec] tolerance:Tolerance devices:[text] operators:[text] findings:[Finding] envelope:Envelope ?differentiable:bool ?solvers:[Solver] ?info:[TensorSpec] ?per_element:[text] ?graph:text ?metadata:Metadata ?arguments:[StructureNode] ?positional:int ?results:[StructureNode]
 Origin kind:text library:text version:text model:text sha256:text ?refused_imports:[text] ?revision:text ?files:{text}
 CreatedWith torchferry:text torch:text python:text ?command:text
 TensorSpec name:text ?shape:[int|text] ?dtype:text ?type:text ?sampling:Sampling ?unit:text ?quantity:text ?description:text

@@ -119,6 +119,8 @@ def test_a_contract_without_metadata_is_what_earlier_readers_take():
         (f"[variables.E]\ndescription = '{'n' * 501}'", "the description of 'E'(.|\n)*501"),
         ('[variables.E]\nquantity = " a"', "the quantity of 'E'"),
         ('[variables.E]\nunit = " a"', "the unit of 'E'"),
+        (".".join("a" * 5_000) + " = 1", "not understood(.|\n)*nested too deeply"),
+        (f"license = {'1' * 5_000}", "not TOML"),
         ("#" * (MAX_BYTES + 1), "too large"),
     ],
 )
@@ -128,6 +130,11 @@ def test_what_is_not_understood_is_named(tmp_path, text, says):
         read_metadata(path)
     assert str(path) in str(caught.value)
     assert caught.value.details["mend"]
+
+
+def test_a_mark_of_utf_8_is_none_of_its_text(tmp_path):
+    (tmp_path / "marked.toml").write_bytes(b"\xef\xbb\xbflicense = 'MIT'")
+    assert read_metadata(tmp_path / "marked.toml").metadata.license == "MIT"
 
 
 def test_no_file_and_no_text(tmp_path):

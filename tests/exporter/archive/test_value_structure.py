@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import json
-from collections import namedtuple
+from collections import deque, namedtuple
 from typing import Any
 
+import numpy
 import pytest
 from call_structures import FORGED, HONEST
 from contracts import contract
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils import _pytree as pytree
 
 from exporter.archive.contract import contract_from_json
 from exporter.archive.tensor_spec import TensorSpec
 from exporter.archive.value_structure import (
+    MAX_DEPTH,
     StructureNode,
     build_value,
     check_structure,
@@ -35,7 +39,9 @@ class Variable:
     """What stands for a tensor."""
 
 
-leaves = st.one_of(st.builds(Variable), st.none(), st.booleans(), st.integers(), st.text('ab"\\ü', max_size=3))
+leaves = st.one_of(
+    st.builds(Variable), st.none(), st.booleans(), st.integers(-(2**63), 2**63 - 1), st.text('ab"\\ü', max_size=3)
+)
 keys = st.one_of(st.text("abc", min_size=1, max_size=3), st.integers(0, 5))
 values = st.recursive(
     leaves,
@@ -53,12 +59,13 @@ def describe(value: Any) -> tuple[tuple[StructureNode, ...], dict[str, Variable]
     """Return the structure of a value, and its variables by the names that they are given."""
     variables: dict[str, Variable] = {}
 
-    def name(leaf: Any) -> str:
+    def name(place: str, leaf: Any) -> str:
+        if not is_variable(leaf):
+            return ""
         variables[f"v{len(variables)}"] = leaf
         return f"v{len(variables) - 1}"
 
-    nodes = tuple(describe_value(value, lambda leaf: name(leaf) if is_variable(leaf) else "", is_variable))
-    return nodes, variables
+    return describe_value(value, name, is_variable), variables
 
 
 def is_variable(value: Any) -> bool:
@@ -122,12 +129,71 @@ def test_a_named_tuple_is_whatever_has_its_parts(other):
         ({"h": 1, "n": True, "more": [1]}, "'x.n' is fixed"),
         ({"h": 1, "n": 3, "more": [1, 2]}, "'x.more' has another(.|\n)*list with 0, 1(.|\n)*a list with 0"),
         ({"h": 1, "n": 3, "more": 4}, "'x.more' has another(.|\n)*got: int"),
+        ({"h": 1, "n": 3, "more": "a"}, "'x.more' has another(.|\n)*got: str"),
     ],
 )
 def test_another_structure_is_named(value, says):
     nodes, _ = describe({"h": Variable(), "n": 3, "more": [Variable()]})
     with pytest.raises(UsageError, match=says):
         take_apart(nodes, value, "x")
+
+
+@pytest.mark.parametrize(("whole", "other"), [([], {}), ((), 3.0), ({}, []), ({}, 1), ([], "")])
+def test_what_has_no_parts_is_nothing_else(whole, other):
+    nodes, _ = describe(whole)
+    assert take_apart(nodes, whole, "x") == {}
+    with pytest.raises(UsageError, match="has another structure"):
+        take_apart(nodes, other, "x")
+
+
+class Mode(enum.IntEnum):
+    FAST = 1
+
+
+@pytest.mark.parametrize("value", [Mode.FAST, numpy.float64(2.0), True, None, "text", -7])
+def test_a_fixed_value_is_itself(value):
+    nodes, _ = describe([value])
+    take_apart(nodes, [value], "x")
+    with pytest.raises(UsageError, match="is fixed"):
+        take_apart(nodes, [3.5], "x")
+
+
+class Unnamed(dict):
+    """A class that torch's pytrees take apart, whose parts have no names there, as huggingface's outputs."""
+
+
+pytree.register_pytree_node(
+    Unnamed, lambda u: (list(u.values()), list(u)), lambda v, c: Unnamed(zip(c, v, strict=True))
+)
+
+
+def nest(count: int) -> Any:
+    return [nest(count - 1)] if count else Variable()
+
+
+@pytest.mark.parametrize(
+    ("value", "has_structure"),
+    [
+        (Unnamed(a=Variable()), True),
+        (deque([Variable(), 2]), True),
+        ({True: Variable()}, False),
+        ({"a\nb": Variable()}, False),
+        ({("a", "b"): Variable()}, False),
+        ([2**63], False),
+        ([1j], False),
+        ([float("nan")], False),
+        (nest(MAX_DEPTH - 2), True),
+        (nest(MAX_DEPTH), False),
+        (nest(400), False),
+        ([Variable() for _ in range(10_000)], False),
+        (namedtuple("Odd", "class_ a")(Variable(), 1), True),
+    ],
+)
+def test_what_no_contract_holds_has_no_structure(value, has_structure):
+    nodes, variables = describe(value)
+    assert bool(nodes) == has_structure
+    if has_structure:
+        assert take_apart(nodes, value, "x") == variables
 
 
 def test_variables_are_renamed_and_keys_are_not():

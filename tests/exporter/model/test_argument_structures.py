@@ -63,6 +63,11 @@ def test_a_value_that_no_contract_holds_leaves_the_structure_out():
         assert ArgumentStructures({"x": [ROWS, value]}, "the test").describe() == ()
 
 
+def test_a_number_of_numpy_is_fixed_in_the_structure_too():
+    structures = ArgumentStructures({"x": ROWS, "scale": numpy.float64(2)}, "the test")
+    assert [node.kind for node in structures.describe()] == ["dict", "variable", "fixed"]
+
+
 def test_places_are_names():
     arguments = {
         "x": ROWS,

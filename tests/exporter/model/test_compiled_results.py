@@ -14,14 +14,14 @@ from exporter.model.compiled_model import wrap_compiled
 from exporter.model.compiled_results import select_tensors
 
 X = torch.linspace(-1, 1, 6, dtype=torch.float64).reshape(2, 3)
-ODD = 'a b"ü\\142\n]'
+ODD = 'a b"ü\\142]'
 
 
 class Nested(nn.Module):
     def forward(
         self, x: torch.Tensor, y: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor | None], tuple[list[torch.Tensor], torch.Tensor | None]]:
-        return x * 2, {'a b"ü\\142\n]': x, "none": y}, ([x - 1, x + 3], y)
+        return x * 2, {'a b"ü\\142]': x, "none": y}, ([x - 1, x + 3], y)
 
 
 class Numbered(nn.Module):
