@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from exporter.archive.contract_text import StrictlyRead, check_name, is_identifier, parse_strictly
 from exporter.archive.format_limits import MAX_NAME
-from exporter.common.errors import UsageError
+from exporter.common.errors import UsageError, suggest_names
 
 # Parts in each other: a call of Python that is deeper nobody writes.
 MAX_DEPTH = 50
@@ -51,9 +51,11 @@ def check_structure(structure: Structure, known: Sequence[str]) -> None:
     if not structure:
         return
     names = [node.name for node in structure if node.kind == "variable"]
-    if not {*names} <= {*known} or len({*names}) < len(names):
-        what, got = "the structure of a call has other variables than the contract", ", ".join(map(repr, names))
-        raise UsageError(what, got=got, expected=f"each once at most of {', '.join(map(repr, known))}")
+    counts = collections.Counter(names)
+    unfit = [name for name, count in counts.items() if count > 1] or sorted(counts.keys() - {*known})
+    if unfit:
+        what = "the structure of a call has other variables than the contract, or one of them twice"
+        raise UsageError(what, got=repr(unfit[0]), expected=suggest_names(unfit[0], known))
     # How many parts are to come, of each node that is open.
     missing = [1]
     for node in structure:

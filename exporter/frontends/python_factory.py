@@ -136,8 +136,8 @@ def _describe_arguments(module: nn.Module, variables: _Variables) -> tuple[Struc
     accepted = list_argument_names(module)
     if variables.structures is not None:
         structure = variables.structures.describe()
-    elif {*names} <= {*accepted}:
-        own_order = tuple(name for name in accepted if name in {*names})
+    elif (known := {*names}) <= {*accepted}:
+        own_order = tuple(name for name in accepted if name in known)
         structure = (StructureNode("dict", keys=own_order), *(StructureNode("variable", name) for name in own_order))
     else:
         # They go to the arguments by position.
