@@ -28,7 +28,7 @@ from exporter.archive.contract_text import (
     parse_strictly,
 )
 from exporter.archive.format_limits import MAX_RELATIVE_TOLERANCE
-from exporter.archive.metadata import TEXT_FIELDS, Metadata, join_notes
+from exporter.archive.metadata import TEXT_FIELDS, Described, Metadata
 from exporter.archive.tensor_spec import Signature, TensorSpec, check_dtype
 from exporter.archive.value_structure import Structure, check_structure
 from exporter.common.errors import ArchiveError, SchemaError, UsageError, suggest_names
@@ -129,7 +129,7 @@ def strip_prefix(name: str) -> str:
 
 
 @dataclass(frozen=True)
-class ParameterSpec(StrictlyRead):
+class ParameterSpec(StrictlyRead, Described):
     """A tensor that can be changed in place after loading; ``name`` is its attribute path in the file."""
 
     name: str
@@ -138,16 +138,6 @@ class ParameterSpec(StrictlyRead):
     unit: str = ""
     quantity: str = ""
     description: str = ""
-
-    @property
-    def note(self) -> str:
-        """Return what is said of it for people, but for its unit."""
-        return join_notes(self.description, self.quantity)
-
-    @property
-    def has_texts(self) -> bool:
-        """Return whether anything is said of it for people."""
-        return bool(self.unit or self.note)
 
     def describe(self) -> str:
         """Return name, shape, dtype, unit and what is said of it as text."""

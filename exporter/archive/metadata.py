@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import textwrap
 from dataclasses import dataclass
-from typing import Literal, Protocol, get_args
+from typing import Literal, get_args
 
 from exporter.archive.contract_text import StrictlyRead, check_label
 from exporter.archive.format_limits import MAX_TEXT
@@ -75,25 +75,26 @@ def check_description(text: str) -> None:
         raise UsageError("the description of the model is not a text", got=got, expected=expected, mend="correct it")
 
 
-class Described(Protocol):
-    """A variable or a parameter."""
+class Described:
+    """What a variable and a parameter have in common: the texts that are said of them."""
 
-    @property
-    def unit(self) -> str:
-        """Return the unit of its numbers."""
-        ...
+    unit: str
+    quantity: str
+    description: str
 
     @property
     def note(self) -> str:
-        """Return what is said of it for people."""
-        ...
+        """Return what is said of it for people, but for its unit: ``stress at the end of the step (Cauchy stress)``."""
+        if self.description and self.quantity:
+            return f"{self.description} ({self.quantity})"
+        return self.description or self.quantity
+
+    @property
+    def has_texts(self) -> bool:
+        """Return whether anything is said of it for people."""
+        return bool(self.unit or self.note)
 
 
 def format_texts(spec: Described) -> str:
     """Return unit and note behind a name in a comment: ``, MPa: stress in Mandel notation``; empty without them."""
     return (f", {spell_in_ascii(spec.unit)}" if spec.unit else "") + (f": {spec.note}" if spec.note else "")
-
-
-def join_notes(description: str, quantity: str) -> str:
-    """Return what is said of a variable as one text: ``stress at the end of the step (Cauchy stress)``."""
-    return f"{description} ({quantity})" if description and quantity else description or quantity

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from exporter.archive.contract_text import StrictlyRead, check_label, check_name, is_identifier
-from exporter.archive.metadata import Metadata, join_notes
+from exporter.archive.metadata import Described, Metadata
 from exporter.common.errors import UsageError
 
 FLOATING = ("float64", "float32", "float16", "bfloat16")
@@ -44,7 +44,7 @@ class Sampling(StrictlyRead):
 
 
 @dataclass(frozen=True)
-class TensorSpec(StrictlyRead):
+class TensorSpec(StrictlyRead, Described):
     """One variable of a model.
 
     Attributes:
@@ -95,16 +95,6 @@ class TensorSpec(StrictlyRead):
         if any(isinstance(d, str) for d in self.shape):
             raise UsageError(f"variable {self.name!r} has open sizes", got=str(list(self.shape)), expected="numbers")
         return tuple(d for d in self.shape if isinstance(d, int))
-
-    @property
-    def note(self) -> str:
-        """Return what is said of it for people, but for its unit."""
-        return join_notes(self.description, self.quantity)
-
-    @property
-    def has_texts(self) -> bool:
-        """Return whether anything is said of it for people."""
-        return bool(self.unit or self.note)
 
     def resolve_shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """Return the shape with numbers for its open sizes."""
