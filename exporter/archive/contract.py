@@ -28,7 +28,7 @@ from exporter.archive.contract_text import (
     parse_strictly,
 )
 from exporter.archive.format_limits import MAX_RELATIVE_TOLERANCE
-from exporter.archive.metadata import TEXT_FIELDS, Described, Metadata
+from exporter.archive.metadata import TEXT_FIELDS, Metadata, VariableTexts
 from exporter.archive.tensor_spec import Signature, TensorSpec, check_dtype
 from exporter.archive.value_structure import Structure, check_structure
 from exporter.common.errors import ArchiveError, SchemaError, UsageError, suggest_names
@@ -129,7 +129,7 @@ def strip_prefix(name: str) -> str:
 
 
 @dataclass(frozen=True)
-class ParameterSpec(StrictlyRead, Described):
+class ParameterSpec(StrictlyRead, VariableTexts):
     """A tensor that can be changed in place after loading; ``name`` is its attribute path in the file."""
 
     name: str

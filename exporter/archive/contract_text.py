@@ -73,19 +73,15 @@ def check_name(name: str, of: str) -> None:
 
 def check_unit(unit: str, of: str) -> None:
     """Raise ``UsageError`` for the unit of a variable that is too long, or does not show as it is; empty is none."""
-    unsafe = find_unsafe(unit, is_name=True)
-    if len(unit) > MAX_UNIT or unsafe or unit != unit.strip(" "):
-        got = f"the character {unsafe}" if unsafe else f"{len(unit)} characters, {unit[:20]!r}"
-        expected = f"at most {MAX_UNIT} characters, none of them a control character, no space around them"
-        raise UsageError(f"the unit of {of!r} is not a unit", got=got, expected=expected, mend="correct it: 'MPa'")
+    check_label(unit, f"the unit of {of!r}", MAX_UNIT)
 
 
-def check_label(text: str, of: str, *, is_needed: bool = False) -> None:
+def check_label(text: str, of: str, limit: int = MAX_NAME, *, is_needed: bool = False) -> None:
     """Raise ``UsageError`` for one line of text that is too long, or does not show as it is; empty is none."""
     unsafe = find_unsafe(text, is_name=True)
-    if len(text) > MAX_NAME or unsafe or text != text.strip(" ") or (is_needed and not text):
+    if len(text) > limit or unsafe or text != text.strip(" ") or (is_needed and not text):
         got = f"the character {unsafe}" if unsafe else f"{len(text)} characters, {text[:20]!r}"
-        expected = f"one line of at most {MAX_NAME} characters, none of them a control character, no space around them"
+        expected = f"one line of at most {limit} characters, none of them a control character, no space around them"
         raise UsageError(f"what is said is not one line: {of}", got=got, expected=expected, mend="correct it")
 
 

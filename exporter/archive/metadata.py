@@ -75,7 +75,7 @@ def check_description(text: str) -> None:
         raise UsageError("the description of the model is not a text", got=got, expected=expected, mend="correct it")
 
 
-class Described:
+class VariableTexts:
     """What a variable and a parameter have in common: the texts that are said of them."""
 
     unit: str
@@ -95,6 +95,6 @@ class Described:
         return bool(self.unit or self.note)
 
 
-def format_texts(spec: Described) -> str:
+def format_texts(spec: VariableTexts) -> str:
     """Return unit and note behind a name in a comment: ``, MPa: stress in Mandel notation``; empty without them."""
     return (f", {spell_in_ascii(spec.unit)}" if spec.unit else "") + (f": {spec.note}" if spec.note else "")

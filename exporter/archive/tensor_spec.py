@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from exporter.archive.contract_text import StrictlyRead, check_label, check_name, is_identifier
-from exporter.archive.metadata import Described, Metadata
+from exporter.archive.metadata import Metadata, VariableTexts
 from exporter.common.errors import UsageError
 
 FLOATING = ("float64", "float32", "float16", "bfloat16")
@@ -44,7 +44,7 @@ class Sampling(StrictlyRead):
 
 
 @dataclass(frozen=True)
-class TensorSpec(StrictlyRead, Described):
+class TensorSpec(StrictlyRead, VariableTexts):
     """One variable of a model.
 
     Attributes:

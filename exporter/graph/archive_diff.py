@@ -32,6 +32,7 @@ _COMPARED_FIELDS = (
     "solvers",
     "info",
     "metadata",
+    "positional",
 )
 # How test inputs are drawn and how a derivative is computed is no promise.
 _IGNORED_FIELDS = ("sampling", "how", "name")

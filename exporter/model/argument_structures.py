@@ -110,7 +110,7 @@ def flatten_value(
 def describe_value(
     value: Any, name_leaf: Callable[[str, Any], str], is_leaf: Callable[[Any], bool], place: str = ""
 ) -> Structure:
-    """Return the structure of a value, for people's convenience: empty where no contract can hold it.
+    """Return the structure of a value; empty where no contract can hold it.
 
     ``name_leaf`` is given the place and the value of each leaf, and returns the name of its variable; empty for a value
     that is fixed."""

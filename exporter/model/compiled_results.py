@@ -26,7 +26,9 @@ def select_tensors(function: Any, result: Any) -> Callable[..., Any] | None:
         no None, or is of a class that is not known here.
     """
     numbers = itertools.count()
-    structure = describe_value(result, lambda _, leaf: str(next(numbers)) if _is_tensor(leaf) else "", _is_tensor)
+    structure = describe_value(
+        result, lambda _, leaf: str(next(numbers)) if torch.is_tensor(leaf) else "", torch.is_tensor
+    )
     fixed = {node.value for node in structure if node.kind == "fixed"}
     paths = dict(_iterate_paths(iter(structure))) if structure else {}
     if fixed != {"null"} or not paths:
@@ -39,10 +41,6 @@ def select_tensors(function: Any, result: Any) -> Callable[..., Any] | None:
         return build_value(structure, dict(zip(paths, selected(*values), strict=True)))
 
     return call
-
-
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, torch.Tensor)
 
 
 def _iterate_paths(nodes: Iterator[StructureNode], path: str = "") -> Iterator[tuple[str, str]]:

@@ -88,9 +88,9 @@ def test_people_see_them(spring, capfd):
     assert run(["inspect", str(spring)]) == 0
     shown = capfd.readouterr().out
     for text in (
-        "Zweifeder nach Müller.\n",
-        "Author: Ann Other\n",
-        "License: CC-BY-4.0\n",
+        "\nAuthor's words: Zweifeder nach Müller.\n              | Second line",
+        "\n              | Author: Ann Other\n",
+        "\n              | License: CC-BY-4.0\n",
         "k [] float64 (spring & damper)",
     ):
         assert text in shown

@@ -155,11 +155,11 @@ def _print_fusion(stage_graph: StagedGraph, *, is_short: bool) -> None:
     out.print(f"fused: {fused} of {fused + apart} operations, in {kernels}", soft_wrap=True)
     out.print(describe_support(), soft_wrap=True)
     for number, group in enumerate(() if is_short else fusion.groups, 1):
-        other = "else the fallback, one operation after the other" if group.has_fallback else "else nothing"
-        out.print(f"kernel {number}: {group.operations} operations, if", soft_wrap=True)
+        out.print(f"kernel {number}: {group.operations} operations{', if' if group.checks else ''}", soft_wrap=True)
         for check in group.checks:
             out.print(f"    {check}", soft_wrap=True)
-        out.print(f"    ({other})", soft_wrap=True)
+        if group.has_fallback:
+            out.print("    (else the fallback, one operation after the other)", soft_wrap=True)
         print_rows(group.rows)
     if fusion.apart:
         counts = ", ".join(f"{count} {operator}" for operator, count in fusion.apart.items())

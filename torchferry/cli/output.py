@@ -93,8 +93,9 @@ def print_contract(contract: Contract, sizes: Mapping[str, int]) -> None:
     batch = "*batch" if contract.batch.ndim else ""
     origin = contract.source
     out.print(Text("Name: ", style="bold") + Text(contract.name))
-    for line in contract.metadata.format_lines():
-        out.print(Text(line), soft_wrap=True)
+    for i, line in enumerate(contract.metadata.format_lines()):
+        # Its words are the author's, and must not pass for lines of ours.
+        out.print(Text(("Author's words: " if i == 0 else "              | ") + line), soft_wrap=True)
     out.print(Text(f"Source: {origin.kind} {origin.model!r}, {origin.library} {origin.version}"))
     versions = contract.created_with
     out.print(Text(f"Made with: torchferry {versions.torchferry}, torch {versions.torch}, python {versions.python}"))

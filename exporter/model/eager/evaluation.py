@@ -207,15 +207,13 @@ def describe_results(source: Source, inputs: Inputs) -> Structure:
     names: dict[int, list[str]] = {}
     for name, value in outputs.items():
         names.setdefault(id(value), []).append(name)
-    nodes = describe_value(result, lambda _, leaf: names[id(leaf)].pop(0) if names.get(id(leaf)) else "", _is_tensor)
+    nodes = describe_value(
+        result, lambda _, leaf: names[id(leaf)].pop(0) if names.get(id(leaf)) else "", torch.is_tensor
+    )
     is_plain = isinstance(result, torch.Tensor) or (
         type(result) is tuple and len(result) > 1 and [node.name for node in nodes[1:]] == list(outputs)
     )
     return () if is_plain else nodes
-
-
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, torch.Tensor)
 
 
 def find_forward_line(source: Source) -> str:

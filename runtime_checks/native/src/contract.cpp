@@ -121,27 +121,22 @@ class Field {
   std::string path_;
 };
 
-/// Empty where there is none.
-std::string unit_of(const Field& item) {
-  const auto unit = item.has("unit") ? item.at("unit").text() : "";
-  if (!unit.empty()) {
-    check_name(unit, "a unit");
-    if (unit.front() == ' ' || unit.back() == ' ') item.broken(in_quotes(unit), "a unit without spaces around it");
-    if (count_characters(unit) > kMaxUnit)
-      item.broken(std::to_string(count_characters(unit)) + " characters", "a unit of at most " + std::to_string(kMaxUnit));
-  }
-  return unit;
-}
-
 /// One line of text for people; empty where it may be left out.
-void check_label(const Field& field, bool needed) {
+void check_label(const Field& field, bool needed, size_t limit = kMaxName) {
   const auto text = field.text();
   const auto unsafe = find_unsafe(text, true);
   const bool is_spaced = !text.empty() && (text.front() == ' ' || text.back() == ' ');
   if (!unsafe.empty()) field.broken("the character " + unsafe, "one line without control characters");
-  if (count_characters(text) > kMaxName || is_spaced || (needed && text.empty()))
+  if (count_characters(text) > limit || is_spaced || (needed && text.empty()))
     field.broken(std::to_string(count_characters(text)) + " characters",
-                 "one line of at most " + std::to_string(kMaxName) + " characters, no space around them");
+                 "one line of at most " + std::to_string(limit) + " characters, no space around them");
+}
+
+/// Empty where there is none.
+std::string unit_of(const Field& item) {
+  if (!item.has("unit")) return "";
+  check_label(item.at("unit"), false, kMaxUnit);
+  return item.at("unit").text();
 }
 
 /// What is said of a variable or a parameter for people alone.

@@ -27,6 +27,12 @@ def test_a_comment_stays_one(text):
     assert "\n" not in escaped
 
 
+def test_letters_lose_their_accents_and_nothing_else_becomes_an_end_of_a_comment():
+    assert escape_comment("Jürgen Šólyom, Müller") == "Jurgen Solyom, Muller"
+    # Wide forms of the two characters, and a mark between them, which is taken away.
+    assert escape_comment("\uff0a\uff0f *\u0301/ \uff1f\uff1f/") == "* / * / ? ?/"
+
+
 @settings(max_examples=5)
 @given(st.lists(st.text(min_size=1, max_size=40), min_size=20, max_size=20))
 def test_a_string_is_what_the_compiler_reads(tmp_path_factory, texts):

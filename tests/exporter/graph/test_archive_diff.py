@@ -265,3 +265,14 @@ def test_a_file_says_its_torch_where_it_does_not_load(export, tmp_path):
     with pytest.raises(ArchiveError, match="does not load") as caught:
         torchferry.diff(item, item)
     assert "9.9.9" in caught.value.details["expected"]
+
+
+def test_another_way_to_call_the_model_is_a_difference(tmp_path):
+    path = Path(shutil.copy(ARTIFACTS / "rates.pt", tmp_path / "other.pt"))
+    nodes = [{"kind": "dict", "keys": ["x", "y"]}, {"kind": "variable", "name": "a"}, {"kind": "fixed", "value": "1"}]
+    change_contract(path, lambda contract: contract.update(arguments=nodes, positional=1))
+    by_position = Path(shutil.copy(path, tmp_path / "by_position.pt"))
+    change_contract(by_position, lambda contract: contract.update(positional=2))
+    lines = torchferry.diff(ARTIFACTS / "rates.pt", path).lines()
+    assert "contract: arguments: \"{'x': a, 'y': 1}\"; it was ''" in lines
+    assert torchferry.diff(path, by_position).lines() == ["contract: positional: 2; it was 1"]

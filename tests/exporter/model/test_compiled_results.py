@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from project import skip_checks
 from torch import nn
 
+import torchferry
 from exporter.common.tensors import bitwise_equal
 from exporter.common.torch_hooks import ignore_deprecations
 from exporter.model.compiled_model import wrap_compiled
@@ -28,6 +30,25 @@ class Numbered(nn.Module):
     def forward(self, x: torch.Tensor) -> dict[int, torch.Tensor | None]:
         result: dict[int, torch.Tensor | None] = {-3: x, 5: None}
         return result
+
+
+class Outer(nn.Module):
+    """A model in Python with a part in TorchScript, of whose results one is None."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with ignore_deprecations():
+            self.inner = torch.jit.script(Nested())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        double, by_key, _ = self.inner(x)
+        return torch.sin(double) if by_key["none"] is None else double
+
+
+def test_a_part_of_a_model(tmp_path):
+    with skip_checks():
+        (exported,) = torchferry.export(Outer(), inputs={"x": X}, output=tmp_path / "outer.pt")
+    assert bitwise_equal(torchferry.load(exported.path)(3 * X)[0], torch.sin(6 * X))
 
 
 def compile_function(module: nn.Module) -> tuple[Any, Any]:
