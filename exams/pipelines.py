@@ -59,7 +59,9 @@ class Workbench:
             bundle, path = self.make_bundle(numbers), self.folder / f"{len(self.archives)}.pt"
             inputs = {name: tensor.clone() for name, tensor in bundle.name_inputs(0).items()}
             batch = "yes" if self.samples[numbers[0]].rows else "no"
-            torchferry.export(bundle, inputs=inputs, output=path, batch=batch, jobs=1, budget=self.budget, **options)
+            # A sample is what it is, at the sizes that it has.
+            settings: dict[str, Any] = {"sizes": "fixed", "jobs": 1, "budget": self.budget}
+            torchferry.export(bundle, inputs=inputs, output=path, batch=batch, **settings, **options)
             self.archives[key] = path
         return self.archives[key]
 

@@ -39,7 +39,7 @@ from exporter.common.stopwatch import Step, Watch, ignore_step
 from exporter.frontends.model_request import AdoptedFile
 from exporter.graph.archive_diff import Difference, diff_archives
 from exporter.model.composition import ComposedModel, Part
-from exporter.model.eager.batch_choice import BatchChoice
+from exporter.model.eager.batch_choice import BatchChoice, ShapeChoice, SizeChoice
 from exporter.model.function_model import declare
 from exporter.model.implicit.implicit_update import ImplicitUpdate
 from exporter.model.implicit.newton_solver import LineSearch, OnFailure, Settings
@@ -141,6 +141,7 @@ def export(
     parameters: Sequence[str] = (),
     per_element: str | Sequence[str] = (),
     batch: BatchChoice = "auto",
+    sizes: SizeChoice = "auto",
     differentiable: bool = False,
     symmetric: Sequence[str] = (),
     thorough: bool = False,
@@ -192,6 +193,8 @@ def export(
         per_element: Globs of parameters that become inputs, a value for each element; ``inputs`` may hold values.
         batch: Whether a model without a signature has a batch: ``"yes"``, ``"no"``, or ``"auto"``, if its inputs share
             a leading size that its outputs have too. Without one its shapes are whole.
+        sizes: Of whole shapes without a signature: ``"open"`` if calls may have other sizes than the examples,
+            ``"fixed"`` if not, ``"auto"`` for those at which the model and its file turn out to agree.
         differentiable: Whether torch's autograd through the loaded file is compared with eager mode's; adds ``vjp``.
         symmetric: Blocks ``"OUT:IN"`` that are second derivatives of a potential, and are checked as such.
         thorough: Whether large batches and all draws are run whatever they cost; else the contract names what was not.
@@ -243,7 +246,7 @@ def export(
         metadata=MetadataRules() if meta is None else read_metadata(Path(meta) if isinstance(meta, str) else meta),
         inputs=Path(inputs) if isinstance(inputs, str) else inputs,
         per_element=_to_tuple(per_element),
-        batch=batch,
+        shapes=ShapeChoice(batch, sizes),
         against=Path(against) if against is not None else None,
         on_failure=on_failure,
         command=escape_unsafe(command)[:MAX_TEXT],
@@ -369,6 +372,7 @@ def check(
     inputs: str | Path | Mapping[str, Any] | None = None,
     per_element: str | Sequence[str] = (),
     batch: BatchChoice = "auto",
+    sizes: SizeChoice = "auto",
     seed: int = 0,
     allow: Sequence[str] = (),
     second_opinion: bool = False,
@@ -389,6 +393,7 @@ def check(
         inputs: As in ``export``.
         per_element: As in ``export``.
         batch: As in ``export``.
+        sizes: As in ``export``.
         seed: The seed of all random draws.
         allow: Findings that may pass, each as ``"CHECK:REASON"``.
         second_opinion: Whether to ask ``torch.export`` too; its answer decides nothing.
@@ -420,7 +425,7 @@ def check(
         models=models,
         inputs=path,
         per_element=_to_tuple(per_element),
-        batch=batch,
+        shapes=ShapeChoice(batch, sizes),
         options=options,
         watch=watch,
     )

@@ -15,7 +15,7 @@ from exporter.archive.variable_rules import VariableRule
 from exporter.backends.backend import WriteOptions
 from exporter.common.errors import UsageError
 from exporter.common.stopwatch import Watch, ignore_step
-from exporter.model.eager.batch_choice import BatchChoice
+from exporter.model.eager.batch_choice import ShapeChoice
 from exporter.model.implicit.newton_solver import OnFailure
 from exporter.soundness.checked_capture import CaptureOptions
 from runtime_checks.options import VerifyOptions
@@ -30,10 +30,10 @@ class ExportOptions:
 
     ``renames`` are rules for names in the contract, ``metadata`` and ``units`` for what is said of them there,
     ``inputs`` a file of warmup inputs or a dict by name, ``per_element`` patterns of parameters that become inputs,
-    ``batch`` whether a model without a signature has one, ``against`` an earlier archive; ``on_failure`` overrides what
-    an implicit model returns for elements that do not converge; ``command`` is how the user asked for it. ``capture``,
-    ``write`` and ``verify`` are the options of these stages; ``watch`` is told of each step. Raises ``UsageError`` for
-    what contradicts itself."""
+    ``shapes`` whether a model without a signature has a batch, and open sizes, ``against`` an earlier archive;
+    ``on_failure`` overrides what an implicit model returns for elements that do not converge; ``command`` is how the
+    user asked for it. ``capture``, ``write`` and ``verify`` are the options of these stages; ``watch`` is told of each
+    step. Raises ``UsageError`` for what contradicts itself."""
 
     models: tuple[str, ...] = ()
     output: Path | None = None
@@ -43,7 +43,7 @@ class ExportOptions:
     units: tuple[VariableRule, ...] = ()
     inputs: Path | InputValues | None = None
     per_element: tuple[str, ...] = ()
-    batch: BatchChoice = "auto"
+    shapes: ShapeChoice = field(default_factory=ShapeChoice)
     against: Path | None = None
     on_failure: OnFailure | None = None
     command: str = ""
@@ -53,11 +53,19 @@ class ExportOptions:
     watch: Watch = ignore_step
 
     def __post_init__(self) -> None:
+        if self.shapes.sizes == "open" and self.has_kernel:
+            what, mend = "a kernel is for tensors of fixed shape, and has no open sizes", "leave --sizes out"
+            raise UsageError(what, where="--sizes open", expected="formats without c and cuda", mend=mend)
         if self.against is not None and "pt" not in self.formats:
             raise UsageError("--against compares archives only", where="--against", expected="pt among the formats")
         output = self.output
         if output is not None and not output.is_dir() and not str(output).endswith("/") and len(self.models) < 2:
             check_suffix(output, self.formats)
+
+    @property
+    def has_kernel(self) -> bool:
+        """Return whether a kernel is written."""
+        return not set(KERNELS).isdisjoint(self.formats)
 
     @property
     def container_formats(self) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,7 +43,7 @@ from runtime_checks.report import Report
 from torchferry.contract_assembly import add_evidence, build_contract
 from torchferry.conversion import Converted, convert
 from torchferry.options import ExportOptions
-from torchferry.sources import AnySource, apply_failure_policy, resolve_sources
+from torchferry.sources import AnySource, apply_failure_policy, resolve_sources, run_with_sizes
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,11 @@ def export(source: AnySource, options: ExportOptions) -> list[Exported]:
         load_backend(name).require()
     verifier = FileVerifier(options.verify, ("pt", *options.container_formats))
     seed = derive_seed(options.capture.seed, "per element")
-    loads = resolve_sources(source, options.models, options.inputs, options.per_element, options.batch, seed)
+    shapes = options.shapes
+    if shapes.sizes == "auto" and options.has_kernel:
+        # A kernel is for tensors of fixed shape.
+        shapes = dataclasses.replace(shapes, sizes="fixed")
+    loads = resolve_sources(source, options.models, options.inputs, options.per_element, shapes, seed)
     if options.against is not None and len(loads) > 1:
         what, where = "one earlier archive cannot be compared with several models", f"--against {options.against}"
         raise UsageError(what, where=where, got=", ".join(options.models), mend="export one model at a time")
@@ -94,7 +99,8 @@ def export(source: AnySource, options: ExportOptions) -> list[Exported]:
             model_source, model_options = add_second_derivatives(model_source, options, clock)
             name, several, format_name = model_source.name, len(loads) > 1, options.formats[0]
             path = choose_output_path(options.output, name, several=several, format_name=format_name)
-            result = export_model(model_source, path, model_options, verifier, clock)
+            run = functools.partial(export_model, path=path, options=model_options, verifier=verifier, clock=clock)
+            result = run_with_sizes(model_source, run)
         finally:
             model_source.take_back()
         if earlier is not None:
@@ -176,7 +182,7 @@ def write_archive(
     kernel = None
     with clock("write"), eager_context(frozen_source), ignore_deprecations():
         pt_archive.write(path, records, contract, stored, text)
-        if not set(KERNELS).isdisjoint(options.formats):
+        if options.has_kernel:
             kernel = _package_kernel(path, dataclasses.replace(options.write.kernel, has_cuda=CUDA in options.formats))
             if isinstance(kernel, dict):
                 names = kernel_container.list_build_files(kernel)

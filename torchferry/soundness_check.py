@@ -18,7 +18,7 @@ from exporter.common.stopwatch import Stopwatch, Watch, ignore_step
 from exporter.frontends import resolve
 from exporter.frontends.model_request import ModelRequest
 from exporter.frontends.neml2 import input_file
-from exporter.model.eager.batch_choice import BatchChoice
+from exporter.model.eager.batch_choice import ShapeChoice
 from exporter.model.eager.warmup import measure_cost, run_first, warm_up
 from exporter.model.source import Listing, keep_all
 from exporter.soundness import gate
@@ -28,7 +28,7 @@ from exporter.soundness.checked_capture import (
     derive_seed,
     summarize_model,
 )
-from torchferry.sources import load_model, resolve_sources
+from torchferry.sources import load_model, resolve_sources, run_with_sizes
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def check(
     models: Sequence[str] = (),
     inputs: Path | InputValues | None = None,
     per_element: Sequence[str] = (),
-    batch: BatchChoice = "auto",
+    shapes: ShapeChoice | None = None,
     options: CaptureOptions,
     watch: Watch = ignore_step,
 ) -> list[Checked]:
@@ -69,18 +69,21 @@ def check(
     # The user's own module is put back into its previous mode.
     modes = {m: m.training for m in source.modules()} if isinstance(source, nn.Module) else {}
     seed = derive_seed(options.seed, "per element")
-    for load in resolve_sources(source, models, inputs, per_element, batch, seed):
+    for load in resolve_sources(source, models, inputs, per_element, shapes or ShapeChoice(), seed):
         clock = Stopwatch(watch)
         take_back = keep_all
         try:
             model_source = load()
             take_back = model_source.take_back
             marked_source = detect_inner_autograd(model_source, derive_seed(options.seed, "warmup"))
-            _, _, findings = checked_capture(marked_source, options, clock)
+            warm, _, findings = run_with_sizes(
+                marked_source, functools.partial(checked_capture, options=options, clock=clock)
+            )
         finally:
             take_back()
             for module, training in modes.items():
                 module.training = training
+        findings = (*warm.source.findings, *findings)
         not_run = tuple(f.check for f in findings if f.severity == "not run")
         ran = tuple(name for name in gate.RUNS if name not in not_run)
         reports.append(Checked(marked_source.name, findings, ran, not_run, round(sum(clock.seconds.values()), 3)))
@@ -88,7 +91,7 @@ def check(
 
 
 def show(
-    source: ModelRequest, *, models: Sequence[str] = (), inputs: Path | None = None, batch: BatchChoice = "auto"
+    source: ModelRequest, *, models: Sequence[str] = (), inputs: Path | None = None, shapes: ShapeChoice | None = None
 ) -> list[Listing]:
     """Return name, inputs and outputs of the chosen models; of all models of an input file if none is chosen.
 
@@ -97,7 +100,7 @@ def show(
         (name,) = resolve.choose_models(source, models)
         seed = derive_seed(0, "warmup")
         load = functools.partial(resolve.load, source, name, read_inputs(inputs) if inputs else None)
-        model_source = detect_inner_autograd(load_model(load, batch, seed), seed)
+        model_source = detect_inner_autograd(load_model(load, shapes or ShapeChoice(), seed), seed)
         more_seed = derive_seed(0, "more warmup")
         return [summarize_model(warm_up(measure_cost(run_first(model_source, seed), more_seed), more_seed))]
     return [input_file.build_listing(source, name) for name in models or input_file.list_model_names(source)]

@@ -5,22 +5,24 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import nn
 
 from exporter.archive.input_files import InputValues, read_inputs
 from exporter.capture.autograd_detection import detect_inner_autograd
 from exporter.capture.newton_capture import compile_descent
-from exporter.common.errors import UsageError, suggest_names
+from exporter.capture.open_sizes import choose_sizes, fix_sizes
+from exporter.common.errors import TorchferryError, UsageError, suggest_names
 from exporter.frontends import adopted_file, python_factory, resolve
 from exporter.frontends.model_request import AdoptedFile, ModelRequest
 from exporter.frontends.resolve import check_no_file_options
-from exporter.model.eager.batch_choice import BatchChoice, choose_batch
+from exporter.model.eager.batch_choice import ShapeChoice, choose_batch, has_undeclared_shapes
 from exporter.model.eager.per_element import make_per_element, select_parameters
 from exporter.model.implicit.newton_solver import OnFailure, find_solvers
 from exporter.model.source import Source
 
+Result = TypeVar("Result")
 # What a user may give.
 AnySource = ModelRequest | AdoptedFile | nn.Module | Callable[..., Any]
 
@@ -46,18 +48,18 @@ def resolve_sources(
     models: Sequence[str],
     inputs: Path | InputValues | None,
     per_element: Sequence[str],
-    batch: BatchChoice,
+    shapes: ShapeChoice,
     seed: int,
 ) -> list[Callable[[], Source]]:
     """Return one function for each model, which loads it when called.
 
     ``per_element`` are patterns of parameters that become inputs; ``inputs`` may hold values of those it names.
-    ``batch`` says whether a model without a signature has one."""
+    ``shapes`` says whether a model without a signature has a batch, and open sizes."""
     values = (read_inputs(inputs) if isinstance(inputs, Path) else inputs) or None
     own_values = {name: value for name, value in (values or {}).items() if name in per_element}
     # A file may hold values of parameters alone.
     example_inputs = {name: value for name, value in (values or {}).items() if name not in own_values} or None
-    loads = [functools.partial(load_model, load, batch, seed) for load in _list_loads(source, models, example_inputs)]
+    loads = [functools.partial(load_model, load, shapes, seed) for load in _list_loads(source, models, example_inputs)]
     return [functools.partial(_load_per_element, load, per_element, own_values, seed) for load in loads]
 
 
@@ -77,13 +79,24 @@ def _list_loads(
     return [functools.partial(resolve.load, source, name, inputs, compile_descent) for name in names]
 
 
-def load_model(load: Callable[[], Source], batch: BatchChoice, seed: int) -> Source:
-    """Load a model, and choose whether it has a batch."""
+def load_model(load: Callable[[], Source], shapes: ShapeChoice, seed: int) -> Source:
+    """Load a model, and choose whether it has a batch, and its open sizes."""
     source = load()
-    if source.whole_call and batch == "auto":
+    if (source.whole_call and shapes.batch == "auto") or (has_undeclared_shapes(source) and shapes.sizes != "fixed"):
         # Gradients that a model takes itself need a run with autograd.
         source = detect_inner_autograd(source, seed)
-    return choose_batch(source, batch, seed)
+    return choose_sizes(choose_batch(source, shapes, seed), shapes, seed)
+
+
+def run_with_sizes(source: Source, run: Callable[[Source], Result]) -> Result:
+    """Return ``run(source)``; with the sizes of the examples where those that were found open turn out not to be."""
+    try:
+        return run(source)
+    except TorchferryError as error:
+        fixed_source = fix_sizes(source, error)
+        if fixed_source is None:
+            raise
+    return run(fixed_source)
 
 
 def _load_per_element(

@@ -31,7 +31,8 @@ class Source:
     finds them, and requires them of the model where ``declares_outputs``. ``calls`` are recorded or given inputs, with
     ``batch_ndim`` leading dimensions; ``default_dtype`` is the one under which the model should run. ``per_element``
     are inputs that are parameters of the user's module, which ``take_back`` makes parameters again. ``whole_call`` are
-    the given inputs in their whole shapes, of a model of which nobody has said that it has a batch. ``own_module`` is
+    the given inputs in their whole shapes, of a model of which nobody has said that it has a batch; ``may_fix_sizes``:
+    its open sizes were found by trying, and may as well be those of the given inputs. ``own_module`` is
     the user's own where ``module`` is made of a copy. ``metadata`` is what its author says of it,
     ``arguments`` the structure of the arguments of its own call, where some are not just tensors, and ``positional``
     how many of these go by position."""
@@ -46,6 +47,7 @@ class Source:
     batch_ndim: int = 1
     calls: tuple[Inputs, ...] = ()
     whole_call: Inputs = ()
+    may_fix_sizes: bool = False
     default_dtype: torch.dtype = torch.float32
     findings: tuple[Finding, ...] = ()
     per_element: tuple[str, ...] = ()

@@ -27,6 +27,7 @@ from torchferry.cli.options import (
     RenameOption,
     RuntimeOption,
     SeedOption,
+    SizesOption,
     ThoroughOption,
     TimeLimitOption,
     TimingsOption,
@@ -36,7 +37,7 @@ from torchferry.cli.options import (
 from torchferry.cli.startup import pause_collection
 
 if TYPE_CHECKING:
-    from exporter.model.eager.batch_choice import BatchChoice
+    from exporter.model.eager.batch_choice import BatchChoice, SizeChoice
 
 # Seconds of computing of the process that runs the file: a slow model takes about a hundred calls.
 DAY = 86_400.0
@@ -53,6 +54,7 @@ def command(
     unit: UnitOption = None,
     meta: MetaOption = None,
     batch: BatchOption = "auto",
+    sizes: SizesOption = "auto",
     seed: SeedOption = 0,
     allow: AllowOption = None,
     derivative: DerivativeOption = None,
@@ -117,6 +119,7 @@ def command(
                 vjp=vjp,
                 parameters=parameter or [],
                 batch=cast("BatchChoice", batch),
+                sizes=cast("SizeChoice", sizes),
                 thorough=thorough,
                 budget=budget,
                 jobs=jobs,

@@ -20,6 +20,7 @@ from torchferry.cli.options import (
     OverridesArgument,
     PerElementOption,
     SeedOption,
+    SizesOption,
     SourceArgument,
     ThoroughOption,
 )
@@ -28,7 +29,7 @@ from torchferry.cli.progress import show_steps
 from torchferry.cli.startup import pause_collection
 
 if TYPE_CHECKING:
-    from exporter.model.eager.batch_choice import BatchChoice
+    from exporter.model.eager.batch_choice import BatchChoice, SizeChoice
 
 
 def command(
@@ -41,6 +42,7 @@ def command(
     inputs: InputsOption = None,
     per_element: PerElementOption = None,
     batch: BatchOption = "auto",
+    sizes: SizesOption = "auto",
     seed: SeedOption = 0,
     allow: AllowOption = None,
     second_opinion: Annotated[
@@ -77,6 +79,7 @@ def command(
             inputs=inputs,
             per_element=per_element or [],
             batch=cast("BatchChoice", batch),
+            sizes=cast("SizeChoice", sizes),
             seed=seed,
             allow=allow or [],
             second_opinion=second_opinion,

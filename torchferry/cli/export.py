@@ -39,6 +39,7 @@ from torchferry.cli.options import (
     RenameOption,
     RuntimeOption,
     SeedOption,
+    SizesOption,
     SourceArgument,
     ThoroughOption,
     TimeLimitOption,
@@ -51,7 +52,7 @@ from torchferry.cli.progress import show_steps
 from torchferry.cli.startup import pause_collection
 
 if TYPE_CHECKING:
-    from exporter.model.eager.batch_choice import BatchChoice
+    from exporter.model.eager.batch_choice import BatchChoice, SizeChoice
     from exporter.model.implicit.newton_solver import OnFailure
     from exporter.model.source import Listing
     from torchferry.pipeline import Exported
@@ -86,6 +87,7 @@ def command(
     parameter: ParameterOption = None,
     per_element: PerElementOption = None,
     batch: BatchOption = "auto",
+    sizes: SizesOption = "auto",
     thorough: ThoroughOption = False,
     budget: BudgetOption = None,
     jobs: JobsOption = None,
@@ -169,6 +171,7 @@ def command(
                 parameters=parameter or [],
                 per_element=per_element or [],
                 batch=cast("BatchChoice", batch),
+                sizes=cast("SizeChoice", sizes),
                 differentiable=differentiable,
                 symmetric=symmetric or [],
                 thorough=thorough,
@@ -224,6 +227,7 @@ def print_exported(
 def _print_result(result: Exported, against: Path | None) -> None:
     from exporter.archive.formats import count_bytes
     from exporter.archive.variable_units import CHECK as UNITS
+    from exporter.capture.open_sizes import CHECK as SIZES
     from exporter.model.argument_structures import CHECK as ARGUMENTS
     from exporter.model.eager.batch_choice import CHECK as BATCH
     from runtime_checks.report import render
@@ -233,7 +237,7 @@ def _print_result(result: Exported, against: Path | None) -> None:
         out.print(render(container.report))
     for finding in result.contract.findings:
         # What nobody has said.
-        if finding.check in (BATCH, ARGUMENTS, UNITS):
+        if finding.check in (BATCH, SIZES, ARGUMENTS, UNITS):
             out.print(Text(f"{finding.check}: {finding.what}: {finding.reason}"), soft_wrap=True)
     for path in dict.fromkeys((result.path, *(c.path for c in result.containers))):
         out.print(f"wrote {path} ({count_bytes(path)} bytes)", soft_wrap=True)

@@ -39,6 +39,10 @@ BatchOption = Annotated[
     str,
     Option(help="Whether a model without a signature has a batch: yes, no, or auto, as its inputs and outputs say."),
 ]
+SizesOption = Annotated[
+    str,
+    Option(help="Sizes of whole shapes without a signature: open, fixed, or auto, as trying them shows."),
+]
 SeedOption = Annotated[int, Option(help="Seed of all random draws.")]
 AllowOption = Annotated[
     list[str] | None, Option(help="CHECK:REASON lets a finding of the soundness gate pass; every report shows it.")

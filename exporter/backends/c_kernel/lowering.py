@@ -319,5 +319,5 @@ def check_fixed_shapes(contract: Contract) -> None:
     names = list_dynamic_sizes(contract.inputs)
     if names:
         what, got = "a kernel is for tensors of fixed shape", f"open sizes {', '.join(names)}"
-        expected, mend = "a batch of small tensors", "use the .pt"
+        expected, mend = "a batch of small tensors", "use the .pt; or export it with fixed sizes (--sizes fixed)"
         raise UnsupportedError(what, check="kernel", where=contract.name, got=got, expected=expected, mend=mend)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -21,8 +22,30 @@ from exporter.model.source import Source
 CHECK = "batch"
 BatchChoice = Literal["auto", "yes", "no"]
 BATCH_CHOICES: tuple[BatchChoice, ...] = ("auto", "yes", "no")
+SizeChoice = Literal["auto", "open", "fixed"]
+SIZE_CHOICES: tuple[SizeChoice, ...] = ("auto", "open", "fixed")
 # Seconds of the runs.
 LIMIT = 3600.0
+
+
+@dataclass(frozen=True)
+class ShapeChoice:
+    """What a user says of a model without a signature: whether it has a ``batch``, and whether the ``sizes`` of whole
+    shapes are ``open``, where that is possible, or ``fixed``. With ``auto`` the model decides.
+
+    Raises ``UsageError`` for other words, and for open sizes of a batch."""
+
+    batch: BatchChoice = "auto"
+    sizes: SizeChoice = "auto"
+
+    def __post_init__(self) -> None:
+        if self.batch not in BATCH_CHOICES:
+            raise UsageError("unknown choice", where="--batch", got=self.batch, expected=", ".join(BATCH_CHOICES))
+        if self.sizes not in SIZE_CHOICES:
+            raise UsageError("unknown choice", where="--sizes", got=self.sizes, expected=", ".join(SIZE_CHOICES))
+        if self.batch == "yes" and self.sizes == "open":
+            what, expected = "only whole shapes have open sizes, and a batch is asked for", "one of the two"
+            raise UsageError(what, where="--batch yes --sizes open", expected=expected, mend="leave --batch out")
 
 
 def make_whole_shapes_finding(reason: str) -> Finding:
@@ -30,13 +53,18 @@ def make_whole_shapes_finding(reason: str) -> Finding:
     return Finding(CHECK, "shapes are whole, without a batch", reason=reason)
 
 
-def choose_batch(source: Source, choice: BatchChoice, seed: int) -> Source:
+def has_undeclared_shapes(source: Source) -> bool:
+    """Return whether the shapes of a source are whole, and those of its examples: nobody has said so."""
+    return any(finding.check == CHECK for finding in source.findings)
+
+
+def choose_batch(source: Source, choices: ShapeChoice, seed: int) -> Source:
     """Return the source with or without a batch, as was asked for, or as a model without a signature turns out.
 
     Raises ``UsageError`` if that is not what a signature, an input file or the example inputs say."""
-    whole = [finding for finding in source.findings if finding.check == CHECK]
-    if choice not in BATCH_CHOICES:
-        raise UsageError("unknown choice", where="--batch", got=choice, expected=", ".join(BATCH_CHOICES))
+    whole, choice = [finding for finding in source.findings if finding.check == CHECK], choices.batch
+    if choices.sizes == "open" and source.whole_call:
+        return _take_whole_shapes(source, "open sizes were asked for")
     if choice == "auto":
         reason = _explain_missing_batch(source, seed) if source.whole_call else ""
         return _take_whole_shapes(source, reason) if reason else source

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import math
 import os
@@ -29,6 +30,8 @@ SIZE_CHECKS, DEFAULT_BUDGET = 3, 1.5
 # Batches to this size run whatever they cost, as every check has its smallest form: of most models, and of costly ones,
 # whose larger batch computes more than so many numbers.
 ALWAYS_RUN, ALWAYS_RUN_IF_COSTLY, COSTLY = 13, 5, 0.02 * NUMBERS_PER_SECOND
+# A call of no more than these takes milliseconds.
+CHEAP_NUMBERS, CHEAP_BYTES = 2_000_000, 2**24
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,15 @@ class CallCost:
     def always_run(self) -> int:
         """Return the largest batch that runs whatever it costs."""
         return ALWAYS_RUN_IF_COSTLY if self.is_costly else ALWAYS_RUN
+
+    def is_cheap(self, size: int) -> bool:
+        """Return whether a call of another size costs next to nothing."""
+        return 0 < self.estimate(size) < CHEAP_NUMBERS and self._extrapolate(self.peaks, size) < CHEAP_BYTES
+
+    def move_to(self, size: int, counter: CallCounter) -> CallCost:
+        """Return the cost by the larger of both sizes and by this one, which is larger still."""
+        numbers, peaks = (self.numbers[1], counter.numbers), (self.peaks[1], counter.peak)
+        return dataclasses.replace(self, sizes=(self.sizes[1], size), numbers=numbers, peaks=peaks)
 
     def estimate(self, size: int) -> float:
         """Estimate the numbers that a call of another size computes."""

@@ -9,6 +9,7 @@ import torch
 
 from exporter.archive.cases import ReferenceCase
 from exporter.archive.contract import Finding, MethodSpec, strip_prefix
+from exporter.archive.tensor_spec import fits_shape
 from exporter.common.errors import WarmupError
 from exporter.common.tensors import all_close, copy_transposed, copy_with_gaps
 from exporter.model.eager.derivatives import compute_jacobian_blocks, compute_jvp, compute_vjp
@@ -20,6 +21,8 @@ from exporter.model.implicit.implicit_update import record_solves, stack_infos
 from exporter.model.source import Inputs
 
 METHOD = "forward"
+# The name of findings about open sizes.
+OPEN_SIZES = "open sizes"
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,7 @@ def make_fresh_cases(warm: Warmup, seed: int) -> tuple[tuple[EvaluatedCase, ...]
             cases.append(_make_case(warm, name, tuple(map(copy, batch))))
         if not warm.source.batch_ndim:
             size_cases, limits = _make_size_cases(warm, generator)
-            return (*cases, *size_cases), limits
+            return (*cases, *size_cases), (_describe_ranges(warm, [*cases, *size_cases]), *limits)
         element = tuple(t.expand(size, *t.shape[1:]) for t in warm.sampler.draw(1, generator))
         cases.append(_make_case(warm, "expanded", element))
         cases.append(EvaluatedCase(make_broadcast_case(warm, size, generator)))
@@ -85,7 +88,20 @@ def _make_size_cases(warm: Warmup, generator: torch.Generator) -> tuple[list[Eva
         except WarmupError as error:
             rejections.append(f"{name}: {error.details.get('got', error.what)}")
     what = "not compared with eager mode: the source does not admit some open sizes"
-    return cases, (Finding("open sizes", what, reason="; ".join(rejections)),) if rejections else ()
+    return cases, (Finding(OPEN_SIZES, what, reason="; ".join(rejections)),) if rejections else ()
+
+
+def _describe_ranges(warm: Warmup, cases: Sequence[EvaluatedCase]) -> Finding:
+    """Describe from where to where each open size goes in these cases."""
+    values: dict[str, list[int]] = {name: [] for name in warm.source.sizes}
+    for case in cases:
+        sizes: dict[str, int] = {}
+        for spec, value in zip(warm.source.inputs, case.forward.inputs, strict=True):
+            fits_shape(value.shape, spec.shape, sizes)
+        for name, size in sizes.items():
+            values[name].append(size)
+    ranges = ", ".join(f"{name} from {min(sizes)} to {max(sizes)}" for name, sizes in values.items())
+    return Finding(OPEN_SIZES, f"compared with eager mode: {ranges}", reason=f"{len(cases)} cases of other sizes")
 
 
 # A Jacobian block with respect to a parameter takes one gradient per row of eager mode.

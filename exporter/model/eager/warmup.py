@@ -11,14 +11,16 @@ from dataclasses import dataclass, field
 
 import torch
 
-from exporter.archive.contract import Batch, Finding
+from exporter.archive.contract import LARGEST_RUN, Batch, Finding
 from exporter.archive.tensor_spec import FLOATING, Sampling, TensorSpec, name_dtype
 from exporter.common.errors import CaptureError, WarmupError
 from exporter.common.forking import ForkFailedError, run_in_fork
 from exporter.common.tensors import all_close, bitwise_equal, copy_transposed, copy_with_gaps, is_finite
 from exporter.model.eager.call_cost import DEFAULT_BUDGET, CallCost, count_call, measure_call_cost
 from exporter.model.eager.dynamic_sizes import (
+    MAX_NUMBERS,
     choose_trace_sizes,
+    count_numbers,
     infer_dynamic_shape,
     probe_batch_sizes,
     probe_trace_sizes,
@@ -33,6 +35,8 @@ from exporter.model.source import Inputs, Source
 
 # Rows of the warmup case: enough to represent a history, few enough to store.
 WARMUP_ROWS = 32
+# The factor between the sizes at which the cost of a call with open sizes is counted.
+SIZE_STEP = 4
 # Seconds of a call from which on the gate runs few draws. All other costs are counted, as a loaded machine must not
 # change what is run; a call of this length is long on any machine.
 SLOW_CALL = 5.0
@@ -163,7 +167,8 @@ def warm_up(first: FirstRun, seed: int) -> Warmup:
 def _measure_cost(first: FirstRun, seed: int, budget: float) -> CallCost:
     """Measure what a call costs at two sizes: of a batch the second has the rows twice, so that solves take as long.
 
-    A call of whole shapes costs the same at any size."""
+    Of open sizes these are as large as a cheap call has them: what grows fastest may be little at small ones. A call of
+    fixed shapes costs the same at any size."""
     source, sampler, (size, other_size) = first.source, first.sampler, first.sizes
     generator = torch.Generator().manual_seed(seed)
     sample = sampler.draw(size, generator)
@@ -171,11 +176,18 @@ def _measure_cost(first: FirstRun, seed: int, budget: float) -> CallCost:
         counter = count_call(lambda: evaluate(source, sample))
         return CallCost(numbers=(counter.numbers, counter.numbers)) if counter is not None else CallCost()
     if source.batch_ndim:
-        other_size, other_sample = 2 * size, tuple(torch.cat([t, t]) for t in sample)
-    else:
-        other_sample = sampler.draw(other_size, generator)
-    samples = {size: sample, other_size: other_sample}
-    return measure_call_cost(lambda n: evaluate(source, samples[n]), (size, other_size), budget)
+        samples = {size: sample, 2 * size: tuple(torch.cat([t, t]) for t in sample)}
+        return measure_call_cost(lambda n: evaluate(source, samples[n]), (size, 2 * size), budget)
+    cost = measure_call_cost(lambda n: evaluate(source, sampler.draw(n, generator)), (size, other_size), budget)
+    while (size := SIZE_STEP * cost.sizes[1]) <= LARGEST_RUN and cost.is_cheap(size):
+        if count_numbers(source, source.inputs, sampler, size) > MAX_NUMBERS:
+            break
+        larger_sample = sampler.draw(size, generator)
+        counter = count_call(lambda sample=larger_sample: evaluate(source, sample))
+        if counter is None:
+            break
+        cost = cost.move_to(size, counter)
+    return cost
 
 
 def find_inputs(

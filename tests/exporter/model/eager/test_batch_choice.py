@@ -11,7 +11,7 @@ from torch import nn
 import torchferry
 from exporter.common.errors import MismatchError, UnsoundError, UsageError
 from exporter.frontends import python_factory
-from exporter.model.eager.batch_choice import CHECK, choose_batch
+from exporter.model.eager.batch_choice import CHECK, ShapeChoice, choose_batch
 from exporter.model.source import Source
 
 F = torch.float64
@@ -51,9 +51,9 @@ def make_source(model: nn.Module, examples=None) -> Source:
 
 def test_outputs_decide():
     """A model whose outputs have the batch keeps it: the control of one that has an output without."""
-    batched = choose_batch(make_source(Scaled()), "auto", 0)
+    batched = choose_batch(make_source(Scaled()), ShapeChoice("auto"), 0)
     assert (batched.batch_ndim, batched.findings) == (1, ())
-    whole = choose_batch(make_source(Loss()), "auto", 0)
+    whole = choose_batch(make_source(Loss()), ShapeChoice("auto"), 0)
     assert whole.batch_ndim == 0
     assert [spec.shape for spec in whole.inputs] == [(5, 3), (1, 3)]
     assert all(map(torch.equal, whole.calls[0], EXAMPLES.values()))
@@ -64,14 +64,14 @@ def test_outputs_decide():
 
 
 def test_it_is_as_asked_for():
-    assert choose_batch(make_source(Scaled()), "no", 0).batch_ndim == 0
-    assert choose_batch(make_source(Loss()), "yes", 0).batch_ndim == 1
+    assert choose_batch(make_source(Scaled()), ShapeChoice("no"), 0).batch_ndim == 0
+    assert choose_batch(make_source(Loss()), ShapeChoice("yes"), 0).batch_ndim == 1
 
 
 @pytest.mark.parametrize(("model", "choice"), [(Declared(), "yes"), (DeclaredWhole(), "no")])
 def test_what_a_signature_says_can_be_asked_for(model, choice):
     source = make_source(model)
-    assert choose_batch(source, choice, 0) is source is choose_batch(source, "auto", 0)
+    assert choose_batch(source, ShapeChoice(choice), 0) is source is choose_batch(source, ShapeChoice("auto"), 0)
 
 
 @pytest.mark.parametrize(
@@ -85,14 +85,14 @@ def test_what_a_signature_says_can_be_asked_for(model, choice):
 )
 def test_what_cannot_be_asked_for(model, examples, choice, message):
     with pytest.raises(UsageError, match=message):
-        choose_batch(make_source(model, examples), choice, 0)
+        choose_batch(make_source(model, examples), ShapeChoice(choice), 0)
 
 
 def test_an_input_file_says_that_there_is_a_batch():
     source = make_source(Declared())
     source = dataclasses.replace(source, origin=dataclasses.replace(source.origin, kind="neml2"))
     with pytest.raises(UsageError, match="models of input files have a batch"):
-        choose_batch(source, "no", 0)
+        choose_batch(source, ShapeChoice("no"), 0)
 
 
 @pytest.mark.parametrize("model", [Loss(), Gradient()], ids=["loss", "gradient"])
