@@ -18,6 +18,8 @@ from exporter.graph.torch_nodes import find_location, iterate_graphs, iterate_no
 
 # Where torch's own operators are.
 NAMESPACES = ("aten", "prim")
+# Names of ranges (``torch.profiler.record_function``), which compute nothing.
+PROFILER_MARKS = ("profiler::_record_function_enter_new", "profiler::_record_function_exit")
 # A call back into Python: it runs where it was traced and nowhere else.
 PYTHON_CALLS = ("prim::PythonOp",)
 
@@ -43,8 +45,11 @@ OPERATOR_REWRITES = (
 
 
 def rewrite_operators(module: torch.jit.ScriptModule) -> None:
-    """Replace the operators of ``OPERATOR_REWRITES`` in all graphs."""
+    """Replace the operators of ``OPERATOR_REWRITES`` in all graphs, and leave out marks for a profiler."""
     for _, _, graph in iterate_graphs(module):
+        # The last first: what ends a range takes what began it.
+        for node in reversed([node for node in iterate_nodes(graph) if node.kind() in PROFILER_MARKS]):
+            node.destroy()
         for rewrite in OPERATOR_REWRITES:
             rewrite_pattern(rewrite.pattern, rewrite.replacement, graph)
 

@@ -84,6 +84,7 @@ class CaptureState:
         self.buffers: Mapping[str, Sequence[torch.Tensor]] = {}
         self.findings: list[Finding] = []
         self.tracer_warnings: list[tuple[str, str]] = []
+        self.read_tensors: Mapping[str, str] = {}
         self.method_specs: dict[str, MethodSpec] = {}
         self.parameters: tuple[str, ...] = ()
 
@@ -104,7 +105,9 @@ class CaptureState:
 def find_constants(state: CaptureState) -> None:
     """Trace once to find the constants, and the buffers that hold them in the second trace."""
     source, program = state.source, state.program
-    first, state.tracer_warnings = trace_recording_warnings(state.warm, state.methods, state.inlined, state.loops)
+    first, state.tracer_warnings, state.read_tensors = trace_recording_warnings(
+        state.warm, state.methods, state.inlined, state.loops
+    )
     if program is None:
         check_constant_outputs(state.warm, first)
     constants.pin_numbers(first)
@@ -194,7 +197,9 @@ def find_parameters(state: CaptureState) -> None:
     blocks = [o for o in spec.outputs if not isinstance(o, str)] if spec else []
     # Random samples may not converge.
     inputs = state.warm.inputs if state.loops else state.inputs
-    state.parameters, frozen = find_settable_parameters(state.warm, state.module, inputs, state.generator, blocks)
+    state.parameters, frozen = find_settable_parameters(
+        state.warm, state.module, inputs, state.generator, blocks, state.read_tensors
+    )
     state.findings += frozen
 
 

@@ -5,7 +5,8 @@ as long as the contract does not offer them as settable."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -25,39 +26,86 @@ CHANGE = 1e-3
 RTOL = {torch.float64: 1e-9, torch.float32: 1e-5}
 
 
+# A parameter and its name.
+Named = tuple[str, torch.nn.Parameter]
+
+
 def find_settable_parameters(
-    warm: Warmup, module: torch.jit.ScriptModule, inputs: Inputs, generator: torch.Generator, pairs: Sequence[Pair] = ()
+    warm: Warmup,
+    module: torch.jit.ScriptModule,
+    inputs: Inputs,
+    generator: torch.Generator,
+    pairs: Sequence[Pair],
+    read_tensors: Mapping[str, str],
 ) -> tuple[tuple[str, ...], tuple[Finding, ...]]:
     """Return the names of the parameters that are alive in the trace, and a finding for each other one.
 
-    ``pairs`` are the blocks that the method ``jacobian`` returns after the outputs.
+    ``pairs`` are the blocks that the method ``jacobian`` returns after the outputs; ``read_tensors`` are the names of
+    those whose numbers Python reads, and the lines.
 
     Parameters are changed in place, eager mode and trace are compared, and the old values restored. The trace holds the
     model's own tensors, so both see the change."""
     named = list(warm.source.parameter_module.named_parameters())
-    parameters = [(n, p) for n, p in named if p.dtype.is_floating_point]
-    if not parameters or _agree(warm, module, inputs, parameters, generator, pairs) is True:
-        return tuple(name for name, _ in named), ()
-    findings, dead = [], set()
-    for name, parameter in parameters:
-        agree = _agree(warm, module, inputs, [(name, parameter)], generator, pairs)
-        if agree is None:
-            what = f"parameter {name!r} was not checked with another value"
-            reason = "eager mode fails or is not finite with another value"
-            findings.append(Finding("parameters", what, reason=reason))
-        elif not agree:
-            dead.add(name)
-            what = f"parameter {name!r} is a constant in the file, which does not offer it as settable"
-            reason = "the model reads it through .data, .item(), NumPy or a cached value"
-            findings.append(Finding("parameters", what, reason=reason))
-    return tuple(name for name, _ in named if name not in dead), tuple(findings)
+    findings = [
+        _make_constant_finding(name, f"Python reads its numbers at {where}")
+        for name, _ in named
+        if (where := read_tensors.get(name))
+    ]
+    dead = {name for name, _ in named if name in read_tensors}
+    agree = functools.partial(_agree, warm, module, inputs, generator=generator, pairs=pairs)
+    for change, is_changed in ((_scale, _is_scaled), (_shift, _is_unscaled)):
+        parameters = [(n, p) for n, p in named if n not in dead and is_changed(p)]
+        if not parameters or agree(parameters, change) is True:
+            continue
+        for name, parameter in parameters:
+            is_alive = agree([(name, parameter)], change)
+            if is_alive is None:
+                what = f"parameter {name!r} was not checked with another value"
+                reason = "eager mode fails or is not finite with another value"
+                findings.append(Finding("parameters", what, reason=reason))
+            elif not is_alive:
+                dead.add(name)
+                reason = "the model reads it through .data, .item(), NumPy or a cached value"
+                findings.append(_make_constant_finding(name, reason))
+    return tuple(name for name, _ in named if name not in dead), tuple(dict.fromkeys(findings))
+
+
+def _make_constant_finding(name: str, reason: str) -> Finding:
+    what = f"parameter {name!r} is a constant in the file, which does not offer it as settable"
+    return Finding("parameters", what, reason=reason)
+
+
+def _is_scaled(parameter: torch.Tensor) -> bool:
+    """Return whether a factor changes a parameter."""
+    return bool(parameter.dtype.is_floating_point or parameter.dtype.is_complex) and bool(parameter.detach().any())
+
+
+def _is_unscaled(parameter: torch.Tensor) -> bool:
+    """Return whether a factor leaves some of a parameter as it is: zeros, and what has no fractions."""
+    return parameter.numel() > 0 and (not _is_scaled(parameter) or not bool(parameter.detach().all()))
+
+
+def _scale(parameter: torch.Tensor, generator: torch.Generator) -> None:
+    noise = torch.rand(parameter.shape, generator=generator, dtype=torch.float64)
+    parameter.mul_((1 + CHANGE * (0.5 + noise)).to(parameter.dtype))
+
+
+def _shift(parameter: torch.Tensor, generator: torch.Generator) -> None:
+    if parameter.dtype == torch.bool:
+        parameter.logical_not_()
+    elif parameter.dtype.is_floating_point or parameter.dtype.is_complex:
+        parameter.add_((CHANGE * (0.5 + torch.rand(parameter.shape, generator=generator))).to(parameter.dtype))
+    else:
+        parameter.add_(1)
 
 
 def _agree(
     warm: Warmup,
     module: torch.jit.ScriptModule,
     inputs: Inputs,
-    parameters: list[tuple[str, torch.nn.Parameter]],
+    parameters: list[Named],
+    change: Callable[[torch.Tensor, torch.Generator], None],
+    *,
     generator: torch.Generator,
     pairs: Sequence[Pair],
 ) -> bool | None:
@@ -65,8 +113,7 @@ def _agree(
     try:
         with torch.no_grad():
             for _, parameter in parameters:
-                noise = torch.rand(parameter.shape, generator=generator, dtype=torch.float64)
-                parameter.mul_((1 + CHANGE * (0.5 + noise)).to(parameter.dtype))
+                change(parameter, generator)
         try:
             outputs = evaluate(warm.source, tuple(t.clone() for t in inputs))
             expected = tuple(outputs.values())

@@ -15,8 +15,9 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from exporter.archive.method_names import METHOD
 from exporter.capture import module_tree, newton_capture
 from exporter.capture.custom_functions import inline_custom_functions
+from exporter.capture.parameter_reads import ParameterReadRecorder
 from exporter.capture.scripting import compile_submodule, find_marked_modules
-from exporter.capture.value_reads import ValueReadRecorder, fresh_constants
+from exporter.capture.value_reads import fresh_constants
 from exporter.common.errors import CaptureError, TorchferryError, summarize_error
 from exporter.common.torch_hooks import patch_forward
 from exporter.common.torch_internals import TensorType, TracerWarning, TupleType, inline_calls, optimized_execution
@@ -91,8 +92,9 @@ def find_repeated_submodules(warm: Warmup) -> set[nn.Module]:
 
 def trace_recording_warnings(
     warm: Warmup, methods: Methods, inlined: set[nn.Module], loops: Mapping[str, newton_capture.CapturedLoop]
-) -> tuple[torch.jit.ScriptModule, list[tuple[str, str]]]:
-    """Trace and return the module with its ``TracerWarning``s and the user's lines; other warnings are passed on.
+) -> tuple[torch.jit.ScriptModule, list[tuple[str, str]], dict[str, str]]:
+    """Trace and return the module with its ``TracerWarning``s and the user's lines, and the paths of tensors whose
+    numbers Python reads, with the lines; other warnings are passed on.
 
     The recorder creates constants of plain numbers with tracing paused, as plain constants."""
     caught: list[tuple[str, str]] = []
@@ -110,11 +112,11 @@ def trace_recording_warnings(
     with warnings.catch_warnings():
         warnings.simplefilter("always", TracerWarning)
         warnings.showwarning = show
-        with ValueReadRecorder():
+        with ParameterReadRecorder() as recorder:
             module = trace_methods(warm, methods, {}, inlined, loops)
     for message, category, filename, lineno in other_warnings:
         warnings.warn_explicit(message, category, filename, lineno)
-    return module, list(dict.fromkeys(caught))
+    return module, list(dict.fromkeys(caught)), recorder.paths
 
 
 def make_forward_run(warm: Warmup) -> module_tree.Run:

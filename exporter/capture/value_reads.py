@@ -10,7 +10,7 @@ import contextlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -53,6 +53,9 @@ class ValueRead:
     size: bool = False
 
 
+_Recorder = TypeVar("_Recorder", bound="ValueReadRecorder")
+
+
 class ValueReadRecorder:
     """A context manager that records reads in order (``reads``) and the tensors of each (``values``).
 
@@ -67,7 +70,7 @@ class ValueReadRecorder:
         self._is_reading = False
         self.has_constants = has_constants
 
-    def __enter__(self) -> ValueReadRecorder:
+    def __enter__(self: _Recorder) -> _Recorder:
         for name, label in _DATA_METHODS.items():
             self._exit.enter_context(_patch_method(name, self._make_recorder(getattr(_T, name), label, size=False)))
         for name, label in _SIZE_METHODS.items():
@@ -170,7 +173,15 @@ def is_traced(tensor: torch.Tensor) -> bool:
 
 
 @contextlib.contextmanager
-def _patch_method(name: str, method: Callable[..., Any]) -> Iterator[None]:
+def see_through_data() -> Iterator[None]:
+    """Make ``x.data`` an operation, which the tracer sees; to it, what torch returns comes from nowhere."""
+    own: Any = _T.data
+    with _patch_method("data", property(lambda tensor: tensor.detach(), own.__set__)):
+        yield
+
+
+@contextlib.contextmanager
+def _patch_method(name: str, method: Callable[..., Any] | property) -> Iterator[None]:
     previous = _T.__dict__.get(name)
     setattr(_T, name, method)
     try:

@@ -352,6 +352,13 @@ def _resolve_variables(module: nn.Module, values: Any, where: str) -> _Variables
         specs = tuple(infer_spec(name, tensor) for name, tensor in tensors.items())
         findings = (*fixed, make_whole_shapes_finding(reason))
         return _Variables(Signature(specs, batch_ndim=0), (tuple(tensors.values()),), (), findings, kept)
+    if empty := [name for name, tensor in tensors.items() if not tensor.shape[0]]:
+        what, expected = (
+            f"example input {empty[0]!r} has no rows",
+            "at least one row, with values the model is made for",
+        )
+        mend = "give examples of some size: inputs of size 0 are checked by themselves"
+        raise UsageError(what, where=where, got=f"shape {list(tensors[empty[0]].shape)}", expected=expected, mend=mend)
     specs = tuple(infer_spec(name, tensor, 1) for name, tensor in tensors.items())
     calls = (align_inputs(tensors, specs, 1),) if specs else ()
     return _Variables(Signature(specs), calls, tuple(tensors.values()), fixed, kept)

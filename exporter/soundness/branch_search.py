@@ -15,7 +15,7 @@ import math
 import re
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,7 @@ from exporter.model.eager.call_cost import NUMBERS_PER_SECOND
 from exporter.model.implicit.newton_solver import find_solvers
 from exporter.model.source import Inputs, Source
 from exporter.soundness.check_context import Draws, Outputs, run_eager
+from exporter.soundness.code_numbers import collect_numbers
 from exporter.soundness.data_dependence import SIZE
 from exporter.soundness.execution_paths import trace_path
 from exporter.soundness.footprint import get_class_file, is_user_file
@@ -39,6 +40,8 @@ SECONDS, MAX_DRAWS, MAX_PER_PATH, MAX_NUMBERS, LINES = 1.0, 12, 3, 12, 3
 # Components of an input that are given a number one by one.
 COMPONENTS = 4
 RANDOM = 16
+# Whole numbers that are tried, whatever path they take.
+WHOLE = 4
 _NUMBER = re.compile(r"(?<![\w.])\d+\.?\d*(?:e[+-]?\d+)?", re.IGNORECASE)
 
 
@@ -82,13 +85,20 @@ def _search_branch_inputs(source: Source, probes: Draws, first_run: RunRecording
     # Other draws may hide what these paths do.
     equal = _keep_new_paths(source, _iter_equal_candidates(first, numbers), {base_path}, start + SECONDS / 2)
     others = _keep_new_paths(source, _iter_candidates(first, numbers), {base_path, *paths}, start + SECONDS)
-    return (*equal, *others)
+    whole = [i for i, t in enumerate(first) if t.numel() and not (t.is_floating_point() or t.is_complex())]
+    whole = [i for i in whole if first[i].dtype != torch.bool]
+    if not whole:
+        return (*equal, *others)
+    candidates = _iter_whole_candidates(first, whole, collect_numbers(source, first))
+    end = time.perf_counter() + SECONDS / 2
+    return (*equal, *others, *_keep_new_paths(source, candidates, {base_path}, end, least=WHOLE))
 
 
 def _keep_new_paths(
-    source: Source, candidates: Iterable[tuple[str, Inputs]], known: set[int], end: float
+    source: Source, candidates: Iterable[tuple[str, Inputs]], known: set[int], end: float, *, least: int = 0
 ) -> list[tuple[str, Inputs]]:
-    """Return the candidates that take other paths than those that are ``known``; stop at the time ``end``."""
+    """Return the candidates that take other paths than those that are ``known``, and the first ones, ``least``; stop at
+    the time ``end``."""
     # A fault on a path may show at some inputs only.
     path_counts = Counter(dict.fromkeys(known, MAX_PER_PATH))
     new_draws: list[tuple[str, Inputs]] = []
@@ -104,7 +114,7 @@ def _keep_new_paths(
         # The model, or what calls it, may have caught the alarm.
         if time.perf_counter() > end:
             break
-        if path_counts[path] < MAX_PER_PATH and not has_failed:
+        if (path_counts[path] < MAX_PER_PATH or len(new_draws) < least) and not has_failed:
             path_counts[path] += 1
             new_draws.append((label, inputs))
     return new_draws
@@ -163,6 +173,26 @@ def _iter_equal_candidates(first: Inputs, numbers: list[float]) -> Iterator[tupl
         for j in real:
             if j != i and first[j].shape == first[i].shape:
                 yield f"equal values in inputs {i} and {j}", change(i, element, first[j][element])
+
+
+def _iter_whole_candidates(
+    first: Inputs, whole: Sequence[int], numbers: Iterable[float]
+) -> Iterator[tuple[str, Inputs]]:
+    """Yield inputs with another whole number in one of these inputs, everywhere and in an element: those of the code,
+    and their neighbours, those first that the input does not have."""
+    integers = dict.fromkeys(int(n) + shift for n in numbers if n == int(n) for shift in (0, 1, -1))
+    for i in whole:
+        own = {*first[i].flatten().tolist()}
+        fitting = [n for n in integers if _fits(n, first[i].dtype)]
+        for number in sorted(fitting, key=lambda n, own=own: (n in own, n < 0, abs(n)))[:MAX_NUMBERS]:
+            for place in (..., (0,) * first[i].ndim):
+                changed = first[i].clone()
+                changed[place] = number
+                yield f"{number} in input {i}", (*first[:i], changed, *first[i + 1 :])
+
+
+def _fits(number: int, dtype: torch.dtype) -> bool:
+    return torch.iinfo(dtype).min <= number <= torch.iinfo(dtype).max
 
 
 def _list_elements(value: torch.Tensor) -> list[tuple[int, ...]]:

@@ -20,14 +20,14 @@ from exporter.capture.forward_wrapper import make_argument_names
 from exporter.capture.joint_graph import trace_joint_graph
 from exporter.capture.scripting import find_marked_modules, make_opaque
 from exporter.capture.torchscript_writer import emit_torchscript, find_varying_sizes
-from exporter.capture.value_reads import Change, ValueRead, ValueReadRecorder
+from exporter.capture.value_reads import Change, ValueRead, ValueReadRecorder, see_through_data
 from exporter.common.errors import TorchferryError, summarize_error
 from exporter.common.forking import time_limit
 from exporter.common.torch_hooks import patch_forward
 from exporter.common.torch_internals import record_graph, remove_dead_code
 from exporter.common.user_code import user_traceback_location
 from exporter.graph.torch_nodes import find_location, iterate_nodes
-from exporter.model.eager.evaluation import evaluate, normalize_outputs
+from exporter.model.eager.evaluation import call_model, evaluate, normalize_outputs
 from exporter.model.source import Inputs, Source
 from exporter.soundness.data_dependence import SIZE, Dependence
 
@@ -62,7 +62,7 @@ def record_run(
     outputs: dict[str, torch.Tensor] = {}
 
     def run(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        outputs.update(normalize_outputs(source.module(*tensors), source))
+        outputs.update(normalize_outputs(call_model(source, tensors), source))
         with recorder.mark_reading():
             # With an alias constants, too, have a node in the graph.
             returned = tuple(map(torch.ops.aten.alias, outputs.values()))
@@ -71,7 +71,10 @@ def record_run(
     run_inputs = tuple(t.clone() for t in inputs)
     graph, failure, failed_at = None, "", ""
     opaque = {m: make_opaque(m, recorder.mark_reading) for m in find_marked_modules(source.parameter_module).values()}
-    with _ignore_warnings(), recorder, time_limit(seconds), inline_custom_functions(), patch_forward(opaque):
+    with (
+        _ignore_warnings(), recorder, time_limit(seconds), inline_custom_functions(), patch_forward(opaque),
+        see_through_data(),
+    ):  # fmt: skip
         try:
             graph, _ = record_graph(run, run_inputs, lambda _: "", True, False)
         except Exception as error:

@@ -148,9 +148,17 @@ def probe_batch_sizes(
             if size == 0 and source.uses_autograd:
                 # Some of torch's backward formulas crash the process at size 0.
                 run_in_fork(evaluate, source, inputs)
-            evaluate(source, inputs)
+            values = evaluate(source, inputs)
+            if size == 0 and [*values] != [spec.name for spec in outputs]:
+                # Layers of torch may return less where there is nothing.
+                limits.append(f"{size_name} 0: other outputs: {', '.join(values)}")
+                continue
         except WarmupError as error:
             limits.append(f"{size_name} {size}: {error.details.get('got', error.what)}")
+        except CaptureError as error:
+            if size:
+                raise
+            limits.append(f"{size_name} 0: {error.details.get('got', error.what)}")
         except ForkFailedError as error:
             limits.append(f"{size_name} {size}: {error}")
         else:

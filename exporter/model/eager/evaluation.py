@@ -87,7 +87,7 @@ def evaluate(source: Source, inputs: Inputs, *, attached: bool = False) -> dict[
         outputs = evaluate(source, tuple(t.detach() for t in inputs), attached=True)
         return {name: value.detach().clone() for name, value in outputs.items()}
     try:
-        result = source.module(*inputs)
+        result = call_model(source, inputs)
     except TorchferryError:
         raise
     except Exception as error:
@@ -101,6 +101,17 @@ def evaluate(source: Source, inputs: Inputs, *, attached: bool = False) -> dict[
             mend=_suggest_mend(error, source),
         ) from error
     return normalize_outputs(result, source)
+
+
+def call_model(source: Source, inputs: Sequence[torch.Tensor]) -> Any:
+    """Call the model; where it would end the process (``sys.exit``), raise ``RuntimeError``."""
+    try:
+        return source.module(*inputs)
+    except (Exception, KeyboardInterrupt, GeneratorExit):
+        raise
+    except BaseException as error:
+        ending = RuntimeError(f"the model ends its process: {summarize_error(error)}")
+        raise ending.with_traceback(error.__traceback__) from None
 
 
 def _suggest_mend(error: Exception, source: Source) -> str:

@@ -7,6 +7,7 @@ compared with."""
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import math
 import re
 import sys
@@ -29,6 +30,7 @@ from exporter.soundness.check_context import (
     locate_divergence,
     make_refusal,
 )
+from exporter.soundness.code_numbers import collect_numbers
 from exporter.soundness.data_dependence import COUNT, SIZE
 from exporter.soundness.footprint import get_class_file, is_user_file
 from exporter.soundness.run_recording import RunRecording, record_run
@@ -44,6 +46,8 @@ SIZES = (*SMALL, 16, 33, 64, 100, 128, 255, 256, 1000, 1024, 2048, 4096, 5000)
 MAX_SIZES = 60
 LARGE = (10_000, 100_000)
 MAX_SOLVED_BATCH = 256
+# Sizes that are tried since the code has such a number.
+MAX_CODE_SIZES = 12
 # If the user's code reads sizes, the check may cost so many times as much as another, for all sizes but the large ones.
 READS_FACTOR = 20
 
@@ -97,9 +101,12 @@ def check(context: CaptureContext) -> list[Finding]:
             return []
         reads, literals = _find_size_reads(base), _find_literals(base)
         user_reads = _find_user_reads(source, reads)
+        # A size may be looked up in a table, which no read shows.
+        code_sizes = _list_code_sizes(source, traced)
+        literals = [*dict.fromkeys([*literals, *code_sizes])] if user_reads else literals
         factor = READS_FACTOR if user_reads else 1
         trials = _Trials(context, factor, torch.Generator().manual_seed(0), [warm.traced_sizes[0]])
-        pending = _list_sizes(context, literals, is_user_read=bool(user_reads))
+        pending = _list_sizes(context, [*literals, *code_sizes], is_user_read=bool(user_reads))
         seen, allowed = set(), max(0, MAX_SIZES - len(pending))
         while pending:
             size = pending.pop(0)
@@ -178,6 +185,12 @@ def _find_literals(base: RunRecording) -> list[int]:
     texts += [text for value in compared_values for text in re.findall(r"(?<![\w.])\d+", value)]
     numbers = {int(float(text)) for text in texts if abs(float(text)) < 1e9}
     return sorted(n for n in numbers if n > 2)
+
+
+def _list_code_sizes(source: Source, inputs: Inputs) -> list[int]:
+    """List sizes that the user's code may compare with in Python, where the graph does not have them."""
+    sizes = (int(n) for n in collect_numbers(source, inputs) if n == int(n) and 2 < n <= SIZES[-1])
+    return [*itertools.islice(sizes, MAX_CODE_SIZES)]
 
 
 def _find_user_reads(source: Source, reads: Iterable[tuple[str, str]]) -> list[str]:

@@ -9,6 +9,8 @@ some of the mask set)."""
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +18,6 @@ import torch
 
 from exporter.archive.contract import Finding
 from exporter.common.forking import ForkFailedError
-from exporter.common.tensors import bitwise_equal
 from exporter.common.torch_internals import create_function, optimized_execution
 from exporter.model.source import Inputs, Source
 from exporter.soundness.check_context import (
@@ -25,10 +26,11 @@ from exporter.soundness.check_context import (
     describe_mismatch,
     find_submodules_at_line,
     make_refusal,
-    outputs_equal,
     run_eager,
 )
+from exporter.soundness.code_numbers import collect_numbers, list_values_between
 from exporter.soundness.data_dependence import COUNT, SIZE
+from exporter.soundness.forced_reads import RAISES, ForcedReads, depends_on_data
 from exporter.soundness.run_recording import RunRecording, record_run
 
 CHECK = "data read"
@@ -38,6 +40,8 @@ BOTH_WAYS = "the captured run computes inputs of either branch correctly"
 LINES = 60
 # Of the reads at one line, which may be those of a whole library that it calls, so many are given other values.
 READS = 8
+# Reads of pieces: where there are none, none can be made up.
+PIECES = ("iteration", "unbind()", "split()", "chunk()", "tensor_split()")
 # A line, and how it reads.
 ReadLine = tuple[str, str]
 
@@ -61,6 +65,11 @@ class _Recordings:
             self._made[index] = recording if index < 2 else dataclasses.replace(recording, graph=None)
         return self._made[index]
 
+    @functools.cached_property
+    def numbers(self) -> tuple[float, ...]:
+        """Return the numbers that reads may be compared with."""
+        return collect_numbers(self.source, self.draws[0])
+
     def list_values(self, index: int, line: ReadLine) -> tuple[str, ...]:
         """Return what this line reads at a draw."""
         return tuple(read.value for read in self.record(index).reads if (read.where, read.kind) == line)
@@ -80,9 +89,15 @@ def _check(source: Source, draws: Sequence[Inputs]) -> list[Finding]:
     findings: list[Finding] = []
     for line, labels in list(lines.items())[:LINES]:
         origin = [label for label in sorted(labels) if not label.startswith(SIZE)]
-        # A size that data decide is sound where it is the same at all data.
-        if origin and not (_is_count(labels) and _reads_the_same(recordings, line)):
-            findings.append(_judge_line(recordings, bases, line, origin))
+        # A size that data decide is sound where it is the same at all data; nothing, and an answer, say less.
+        is_same = _is_count(labels) and _reads_the_same(recordings, line)
+        is_empty = is_same and _is_empty(recordings, line)
+        if not origin or (is_same and not is_empty and line[1] != "bool()"):
+            continue
+        finding = _judge_line(recordings, bases, line, origin)
+        # Where another answer raises, the model itself says that there is none.
+        if not is_same or is_empty or (finding.severity == "unsound" and RAISES not in finding.evidence):
+            findings.append(finding)
     return findings
 
 
@@ -93,8 +108,10 @@ def _judge_line(
     source, draws, (where, operation) = recordings.source, recordings.draws, line
     distinguishing = [i for i in _find_distinguishing_draws(recordings, line) if i > 1]
     others = [(draws[i], recordings.record(i)) for i in distinguishing]
-    effect = _describe_effect(source, [*zip(draws[:2], bases, strict=False), *others], where, operation)
+    effect = _describe_effect(recordings, [*zip(draws[:2], bases, strict=False), *others], where, operation)
     what = f"{operation} reads data into Python that depend on {', '.join(origin)}"
+    if not effect and operation in PIECES and _is_empty(recordings, line):
+        effect = "nothing is selected at any of the draws, and none shows what is done with what is"
     if not effect:
         return Finding(CHECK, what, where, reason="no output depends on what was read")
     if operation == "bool()" and distinguishing and _serves_all(source, bases[0], draws):
@@ -144,35 +161,44 @@ def _reads_the_same(recordings: _Recordings, line: ReadLine) -> bool:
     return len({recordings.list_values(i, line) for i in range(len(recordings.draws))}) == 1
 
 
-def _describe_effect(source: Source, bases: Sequence[tuple[Inputs, RunRecording]], where: str, operation: str) -> str:
-    """Describe what changes when Python is given another value; empty where nothing does."""
+def _is_empty(recordings: _Recordings, line: ReadLine) -> bool:
+    """Return whether this line reads that there is nothing, each time at all data."""
+    return {*itertools.chain(*(recordings.list_values(i, line) for i in range(len(recordings.draws))))} == {"0"}
+
+
+def _describe_effect(
+    recordings: _Recordings, bases: Sequence[tuple[Inputs, RunRecording]], where: str, operation: str
+) -> str:
+    """Describe what changes when Python is given another value; empty where nothing does.
+
+    The operations that outputs are computed by count as well: those of a branch that no draw takes may change nothing
+    at these data (``if mask.any(): x[mask] = 0``)."""
     for inputs, base in bases:
-        reads = zip(base.reads, base.origins, strict=True)
+        trials = ForcedReads(recordings.source, inputs, base)
         positions = [
             i
-            for i, (read, origin) in enumerate(reads)
-            if (read.where, read.kind) == (where, operation) and any(not label.startswith(SIZE) for label in origin)
+            for i, (read, origin) in enumerate(zip(base.reads, base.origins, strict=True))
+            if (read.where, read.kind) == (where, operation) and depends_on_data(origin)
         ]
         for position in _spread(positions, READS):
             for index in range(VARIANTS):
-                shown: list[str] = []
+                if effect := trials.describe_variant(position, lambda value, k=index: pick_variant(value, k)):
+                    return effect
+        for position in positions[:1]:
+            if effect := _describe_numbers(recordings, trials, position) or trials.describe_branches(position):
+                return effect
+    return ""
 
-                def change(value: Any, index: int = index, shown: list[str] = shown) -> Any:
-                    variants = make_variants(value)
-                    replacement = variants[index % len(variants)]
-                    text = str(replacement).replace("\n", " ")
-                    shown.append(text if len(text) < 30 else text[:27] + "...")
-                    return replacement
 
-                run = record_run(source, inputs, {position: change}, MAX_SECONDS)
-                read = base.reads[position]
-                instead = f"{read.value or 'data'} was read; with {shown[0] if shown else 'another value'} in its place"
-                if run.failure:
-                    return f"{instead} the model raises {run.failure}"
-                if not outputs_equal(run.outputs, base.outputs):
-                    old, new = base.outputs, run.outputs
-                    changed = [n for n in old if n not in new or not bitwise_equal(old[n], new[n])]
-                    return f"{instead} {', '.join(f'output {n!r}' for n in changed) or 'the order of outputs'} changes"
+def _describe_numbers(recordings: _Recordings, trials: ForcedReads, position: int) -> str:
+    """Describe what changes when a number that was read is one of those that it may be compared with."""
+    try:
+        read_number = float(trials.base.reads[position].value)
+    except ValueError:
+        return ""
+    for number in list_values_between(recordings.numbers, read_number, MOST_NUMBERS):
+        if effect := trials.describe_variant(position, lambda value, number=number: type(value)(number)):
+            return effect
     return ""
 
 
@@ -184,8 +210,14 @@ def _spread(positions: Sequence[int], most: int) -> list[int]:
 
 
 VARIANTS = 6
-# A loop that was given another bound may not end.
-MAX_SECONDS = 2.0
+# Numbers of the code that a number is replaced by.
+MOST_NUMBERS = 60
+
+
+def pick_variant(value: Any, index: int) -> Any:
+    """Return one of the other values of the same type."""
+    variants = make_variants(value)
+    return variants[index % len(variants)]
 
 
 def make_variants(value: Any) -> list[Any]:

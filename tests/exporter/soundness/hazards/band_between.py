@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-CHECK = "values"
+CHECK = "data read"
 
 
 class Hazard(nn.Module):

@@ -1,0 +1,70 @@
+"""Numbers that the user's code may compare data and sizes with: in its source, and in the state that it reads."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator
+from types import CodeType
+from typing import Any
+
+import torch
+
+from exporter.model.source import Inputs, Source
+from exporter.soundness.check_context import run_eager
+from exporter.soundness.footprint import SMALL, Footprint
+
+# Numbers of one model.
+MAX_NUMBERS = 200
+
+
+def collect_numbers(source: Source, inputs: Inputs) -> tuple[float, ...]:
+    """Return the finite numbers in the code that a call runs, in what this code reads, and in small parameters and
+    buffers; also those that are written as text, as keys are."""
+    with Footprint() as footprint:
+        run_eager(source, inputs)
+    own = footprint.without_libraries()
+    module = source.parameter_module
+    tensors = [t.detach() for t in (*module.parameters(), *module.buffers()) if 0 < t.numel() <= SMALL]
+    leaves = own.read_state(module)
+    values = itertools.chain(
+        (constant for code in own.codes for constant in _iter_constants(code)),
+        (leaf.value for leaf in leaves.values()),
+        tensors,
+    )
+    return tuple(itertools.islice(dict.fromkeys(_iter_numbers(values)), MAX_NUMBERS))
+
+
+def _iter_constants(code: CodeType) -> Iterator[Any]:
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _iter_constants(constant)
+        else:
+            yield constant
+
+
+def _iter_numbers(values: Iterable[Any]) -> Iterator[float]:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield from _iter_numbers(
+                value.flatten().tolist() if value.numel() <= SMALL and not value.is_complex() else ()
+            )
+        elif isinstance(value, (tuple, list, set, frozenset, dict)):
+            yield from _iter_numbers(itertools.islice(value, MAX_NUMBERS))
+        elif isinstance(value, (int, float)) and not isinstance(value, bool):
+            if abs(value) < 1e30 and not math.isnan(value):
+                yield float(value)
+        elif isinstance(value, str) and len(value) < 20:
+            try:
+                number = float(value)
+            except ValueError:
+                continue
+            yield from _iter_numbers([number])
+
+
+def list_values_between(numbers: Iterable[float], value: float, most: int) -> list[float]:
+    """Return values on every side of these numbers, at most so many, those nearest to ``value`` first: the numbers, and
+    what is in the middle between two."""
+    ordered = sorted({*numbers})
+    middles = [(a + b) / 2 for a, b in itertools.pairwise(ordered)]
+    return sorted({*ordered, *middles} - {value}, key=lambda number: abs(number - value))[:most]

@@ -1,0 +1,93 @@
+"""Runs in which Python is given other values than it read from data, and what they change."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+from exporter.capture.value_reads import Change
+from exporter.common.tensors import bitwise_equal
+from exporter.model.source import Inputs, Source
+from exporter.soundness.check_context import outputs_equal
+from exporter.soundness.data_dependence import SIZE
+from exporter.soundness.run_recording import RunRecording, canonicalize, find_difference, record_run
+
+# A loop that was given another bound may not end.
+MAX_SECONDS = 2.0
+RAISES = "the model raises"
+# Runs in which several decisions are turned round, and how many of them in one.
+MAX_RUNS, MAX_DEPTH = 24, 3
+
+
+def depends_on_data(labels: frozenset[str]) -> bool:
+    """Return whether these are labels of data, and not of sizes of inputs alone."""
+    return any(not label.startswith(SIZE) for label in labels)
+
+
+class ForcedReads:
+    """Runs at ``inputs``, of which ``base`` is the recording, with other values in place of what was read."""
+
+    def __init__(self, source: Source, inputs: Inputs, base: RunRecording) -> None:
+        self.source, self.inputs, self.base = source, inputs, base
+
+    @cached_property
+    def _operations(self) -> Any:
+        return canonicalize(self.base)
+
+    def describe_variant(self, position: int, change: Change) -> str:
+        """Describe what another value of one read changes; empty where nothing does."""
+        shown: list[str] = []
+
+        def replace(value: Any) -> Any:
+            replacement = change(value)
+            text = str(replacement).replace("\n", " ")
+            shown.append(text if len(text) < 30 else text[:27] + "...")
+            return replacement
+
+        run = self._run({position: replace})
+        read = self.base.reads[position]
+        instead = f"{read.value or 'data'} was read; with {shown[0] if shown else 'another value'} in its place"
+        return self._describe(run, instead)
+
+    def describe_branches(self, position: int) -> str:
+        """Describe what changes when a decision and others after it are turned round together, as in
+        ``if a.any() and not b.any()``; empty where nothing does."""
+        pending = [(position,)] if _is_decision(self.base, position) else []
+        for _ in range(MAX_RUNS):
+            if not pending:
+                break
+            turned = pending.pop(0)
+            run = self._run(dict.fromkeys(turned, _turn_round))
+            lines = ", ".join(dict.fromkeys(run.reads[i].where for i in turned if i < len(run.reads)))
+            if effect := self._describe(run, f"with the other answer at {lines}"):
+                return effect
+            if len(turned) < MAX_DEPTH and run.graph is not None:
+                later = range(turned[-1] + 1, len(run.reads))
+                pending += [(*turned, i) for i in later if _is_decision(run, i)]
+        return ""
+
+    def _run(self, changes: Mapping[int, Change]) -> RunRecording:
+        return record_run(self.source, self.inputs, changes, MAX_SECONDS)
+
+    def _describe(self, run: RunRecording, instead: str) -> str:
+        base = self.base
+        if run.failure:
+            return f"{instead} {RAISES} {run.failure}"
+        if not outputs_equal(run.outputs, base.outputs):
+            old, new = base.outputs, run.outputs
+            changed = [n for n in old if n not in new or not bitwise_equal(old[n], new[n])]
+            return f"{instead} {', '.join(f'output {n!r}' for n in changed) or 'the order of outputs'} changes"
+        if base.graph is None or run.graph is None:
+            return ""
+        difference = find_difference(self._operations, canonicalize(run))
+        return f"{instead} outputs are computed by other operations ({difference[1]})" if difference else ""
+
+
+def _turn_round(value: Any) -> Any:
+    return not value if isinstance(value, bool) else value
+
+
+def _is_decision(run: RunRecording, position: int) -> bool:
+    """Return whether this is a read of a truth value from data."""
+    return run.reads[position].value in ("True", "False") and depends_on_data(run.origins[position])
