@@ -25,7 +25,7 @@ class ParameterReadRecorder(ValueReadRecorder):
         result = super().note(label, value, tensors, size=size)
         if get_tracing_state() and not size:
             for tensor in tensors:
-                self._collect(tensor, self.reads[-1].where)
+                self._collect(tensor, self.reads[-1].where or "a line that is not the user's")
         return result
 
     def _collect(self, tensor: torch.Tensor, where: str) -> None:

@@ -46,12 +46,10 @@ def find_settable_parameters(
     Parameters are changed in place, eager mode and trace are compared, and the old values restored. The trace holds the
     model's own tensors, so both see the change."""
     named = list(warm.source.parameter_module.named_parameters())
-    findings = [
-        _make_constant_finding(name, f"Python reads its numbers at {where}")
-        for name, _ in named
-        if (where := read_tensors.get(name))
-    ]
     dead = {name for name, _ in named if name in read_tensors}
+    findings = [
+        _make_constant_finding(n, f"Python reads its numbers at {read_tensors[n]}") for n, _ in named if n in dead
+    ]
     agree = functools.partial(_agree, warm, module, inputs, generator=generator, pairs=pairs)
     for change, is_changed in ((_scale, _is_scaled), (_shift, _is_unscaled)):
         parameters = [(n, p) for n, p in named if n not in dead and is_changed(p)]

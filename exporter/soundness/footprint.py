@@ -6,6 +6,7 @@ arguments, attributes of classes. A leaf of it has a label, a way to read it and
 
 from __future__ import annotations
 
+import array
 import ast
 import collections
 import copy
@@ -19,6 +20,7 @@ import sys
 import sysconfig
 import threading
 import types
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,6 +117,10 @@ class Footprint:
                 if name not in _INTERNALS:
                     label = f"attribute {f'{path}.{name}' if path else name!r}"
                     yield label, value, functools.partial(setattr, child, name)
+            for own, tensor in (*child.named_parameters(recurse=False), *child.named_buffers(recurse=False)):
+                for name, value in list(vars(tensor).items()):
+                    label = f"attribute {name!r} of {f'{path}.{own}' if path else own!r}"
+                    yield label, value, functools.partial(setattr, tensor, name)
             for hooks in (child._forward_hooks, child._forward_pre_hooks):
                 for i, hook in enumerate(hooks.values()):
                     owner = getattr(hook, "__self__", None)
@@ -196,6 +202,11 @@ def get_class_file(cls: type) -> str:
 _SEQUENCES: tuple[Any, ...] = (list, tuple, set, frozenset, collections.deque)
 
 
+_LIBRARY_CONTAINERS: tuple[Any, ...] = (
+    array.array, collections.UserDict, collections.UserList, weakref.WeakKeyDictionary, functools.partial,
+)  # fmt: skip
+
+
 def _is_code(value: Any) -> bool:
     return isinstance(value, (*_PYTHON_CODE, type, torch.jit.ScriptFunction, functools._lru_cache_wrapper))
 
@@ -239,6 +250,8 @@ def _iter_leaves(
             yield from _iter_leaves(f"{label}[{key!r}]", part, setter, depth - 1, visited)
     elif isinstance(value, _SEQUENCES):
         yield from _iter_sequence(label, value, depth, visited)
+    elif isinstance(value, _LIBRARY_CONTAINERS):
+        yield from _iter_library_container(label, value, depth, visited)
     elif isinstance(value, type):
         return
     elif hasattr(value, "__array__") and hasattr(value, "tobytes"):
@@ -269,6 +282,18 @@ def _iter_sequence(label: str, value: Any, depth: int, visited: set[int]) -> Ite
     for i, part in enumerate(parts[:200]):
         setter = functools.partial(value.__setitem__, i) if kind is list else None
         yield from _iter_leaves(f"{label}[{i}]", part, setter, depth - 1, visited)
+
+
+def _iter_library_container(label: str, value: Any, depth: int, visited: set[int]) -> Iterator[tuple[str, Leaf]]:
+    visited.add(id(value))
+    if isinstance(value, array.array):
+        for i, part in enumerate(value[:200]):
+            yield f"{label}[{i}]", Leaf(repr(part), part, functools.partial(value.__setitem__, i))
+    elif isinstance(value, functools.partial):
+        for i, part in enumerate((*value.args, *value.keywords.values())):
+            yield from _iter_leaves(f"{label} argument {i}", part, None, depth - 1, visited)
+    else:
+        yield from _iter_leaves(label, value.data, None, depth, visited)
 
 
 def _list_slots(cls: type) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from exporter.soundness.run_recording import RunRecording, canonicalize, find_di
 
 # A loop that was given another bound may not end.
 MAX_SECONDS = 2.0
-RAISES = "the model raises"
+RAISES, OTHER_OPERATIONS = "the model raises", "outputs are computed by other operations"
 # Runs in which several decisions are turned round, and how many of them in one.
 MAX_RUNS, MAX_DEPTH = 24, 3
 
@@ -81,7 +81,7 @@ class ForcedReads:
         if base.graph is None or run.graph is None:
             return ""
         difference = find_difference(self._operations, canonicalize(run))
-        return f"{instead} outputs are computed by other operations ({difference[1]})" if difference else ""
+        return f"{instead} {OTHER_OPERATIONS} ({difference[1]})" if difference else ""
 
 
 def _turn_round(value: Any) -> Any:

@@ -30,7 +30,7 @@ from exporter.soundness.check_context import (
 )
 from exporter.soundness.code_numbers import collect_numbers, list_values_between
 from exporter.soundness.data_dependence import COUNT, SIZE
-from exporter.soundness.forced_reads import RAISES, ForcedReads, depends_on_data
+from exporter.soundness.forced_reads import OTHER_OPERATIONS, RAISES, ForcedReads, depends_on_data
 from exporter.soundness.run_recording import RunRecording, record_run
 
 CHECK = "data read"
@@ -118,7 +118,8 @@ def _judge_line(
         return Finding(CHECK, what, where, reason=BOTH_WAYS)
     inside = [path for path in find_submodules_at_line(source, where) if path]
     script = f', or torchferry.mark(..., jit="script") for submodule {inside[-1]!r}' if inside else ""
-    return make_refusal(CHECK, what, where, effect, _MEND + script)
+    examples = "; or give examples that take the branch (--inputs)" if OTHER_OPERATIONS in effect else ""
+    return make_refusal(CHECK, what, where, effect, _MEND + script + examples)
 
 
 def _find_distinguishing_draws(recordings: _Recordings, line: ReadLine) -> list[int]:

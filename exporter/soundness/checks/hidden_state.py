@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -26,12 +27,15 @@ from exporter.soundness.check_context import (
     run_eager,
 )
 from exporter.soundness.checks.random_numbers import read_generator_states
+from exporter.soundness.code_numbers import collect_numbers
 from exporter.soundness.culprit_line import find_culprit_line
 from exporter.soundness.footprint import Footprint, Leaf, make_other_values
 from exporter.soundness.run_recording import digest
 
 CHECK, WRITES = "hidden state", "side effect"
 REPEATS, SECONDS = 60, 0.25
+# Numbers of the code that a count is set to.
+MAX_COUNTS = 20
 _MEND = "make the state an input and an output of the model, or compute it in __init__"
 _MEND_WRITES = "work on a copy (x = x.clone(), no inplace=True on an input); return state instead of storing it"
 
@@ -165,7 +169,7 @@ def _check_counters(source: Source, draws: Sequence[Inputs], footprint: Footprin
         leaf = states[-1].get(label)
         if leaf is None or (put := leaf.put) is None:
             continue
-        for value in make_other_values(leaf.value):
+        for value in (*make_other_values(leaf.value), *_list_counts(source, draws[0], leaf.value)):
             with contextlib.suppress(IndexError, KeyError, AttributeError):
                 # The container may have changed meanwhile.
                 put(value)
@@ -181,6 +185,14 @@ def _check_counters(source: Source, draws: Sequence[Inputs], footprint: Footprin
     where = _find_writer_line(source, draws[0], footprint, harmless[0])
     text = f"changes from call to call: {', '.join(harmless[:5])}"
     return [Finding(CHECK, text, where, reason="no output depends on it; the file does not keep it")]
+
+
+def _list_counts(source: Source, inputs: Inputs, value: Any) -> list[int]:
+    """List counts that the code may compare a count with: its own numbers, and those before them."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        return []
+    numbers = (int(n) for n in collect_numbers(source, inputs) if n == int(n) and n > 1)
+    return list(dict.fromkeys(n - shift for n in itertools.islice(numbers, MAX_COUNTS) for shift in (0, 1)))
 
 
 def _find_writer_line(source: Source, inputs: Inputs, footprint: Footprint, label: str) -> str:

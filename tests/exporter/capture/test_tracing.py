@@ -8,6 +8,7 @@ import planted_models
 import pytest
 import torch
 from project import PLANTED, export_unverified, load_module
+from torch import nn
 
 import torchferry
 from exporter.capture import constants
@@ -341,3 +342,33 @@ def test_where_a_graph_is_written_to_stays_in_it(change):
     getattr(constants, change)(traced)
     assert str(traced.graph) != before
     assert traced.graph.insertPoint().kind() == "prim::Return"
+
+
+def test_ranges_for_a_profiler_are_left_out(tmp_path):
+    class Marked(nn.Module):
+        def forward(self, x):
+            with torch.profiler.record_function("law"):
+                return {"y": x * 2}
+
+    x = torch.rand(3, 2, dtype=torch.float64)
+    (exported,) = torchferry.export(Marked(), inputs={"x": x}, output=tmp_path / "m.pt")
+    assert not any(name.startswith("profiler::") for name in exported.contract.operators)
+    assert torch.equal(torchferry.load(exported.path).call("forward", {"x": x})["y"], 2 * x)
+
+
+def test_outputs_that_are_missing_at_size_0_are_a_limit(tmp_path):
+    """torch's attention has no weights for no rows."""
+
+    class Attention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention = nn.MultiheadAttention(8, 2, batch_first=True, dtype=torch.float64)
+
+        def forward(self, x):
+            return self.attention(x, x, x)
+
+    x = torch.rand(3, 5, 8, dtype=torch.float64)
+    (exported,) = torchferry.export(Attention(), inputs={"x": x}, output=tmp_path / "m.pt")
+    assert len(exported.contract.outputs) == 2
+    assert 0 not in exported.contract.batch.sizes
+    assert exported.contract.batch.limits.startswith("batch 0: other outputs")

@@ -234,3 +234,8 @@ def test_a_parameter_with_one_number_for_several_elements(shape):
     # The control.
     model.weight = nn.Parameter(value.expand(3, 3).clone())
     python_factory.source_from_module(model, "m", examples, "the test")
+
+
+def test_examples_without_rows():
+    with pytest.raises(UsageError, match=r"'input' has no rows(.|\n)*got: shape \[0, 3\](.|\n)*mend: give examples"):
+        python_factory.source_from_module(nn.Linear(3, 3), "m", {"input": torch.zeros(0, 3)}, "here")

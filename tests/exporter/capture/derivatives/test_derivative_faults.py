@@ -153,7 +153,7 @@ def test_an_output_that_jumps_has_no_derivative_to_miss(tmp_path):
 
 def stale(monkeypatch):
     """The Jacobian reads a copy of the parameter that ``forward`` reads."""
-    monkeypatch.setattr(settable_parameters, "_agree", lambda *_: True)
+    monkeypatch.setattr(settable_parameters, "_agree", lambda *_, **__: True)
     room = constants.Places.make_room
 
     def forget(self, value):
