@@ -20,13 +20,21 @@ import torch
 from exporter.archive.contract import Finding
 from exporter.archive.contract_text import is_identifier
 from exporter.archive.tensor_spec import TensorSpec, list_dynamic_sizes
-from exporter.common.errors import CaptureError, MismatchError, TorchferryError, UnsoundError, UsageError
+from exporter.common.errors import (
+    CaptureError,
+    MismatchError,
+    OperatorError,
+    TorchferryError,
+    UnsoundError,
+    UsageError,
+)
 from exporter.common.forking import ForkFailedError, run_in_fork
 from exporter.common.tensors import all_close, bitwise_equal
 from exporter.common.torch_hooks import ignore_deprecations
 from exporter.common.torch_internals import TracerWarning
 from exporter.common.user_code import user_source_location
 from exporter.model.eager.batch_choice import LIMIT, ShapeChoice, has_undeclared_shapes
+from exporter.model.eager.call_cost import count_call
 from exporter.model.eager.case_generation import OPEN_SIZES
 from exporter.model.eager.evaluation import eager_context, evaluate, normalize_outputs
 from exporter.model.eager.input_sampling import InputSampler
@@ -43,6 +51,8 @@ MAX_SINGLE = 32
 MAX_PAIRED = 6
 # Sizes that are tried in all, each with a call or two of eager mode and one of its trace.
 MAX_TRIALS = 200
+# Numbers that these may compute, about ten seconds of eager mode, and the trials without which nothing is found.
+MAX_NUMBERS, LEAST_TRIALS = 1e10, 8
 # Lines that a reason names.
 MAX_LINES = 3
 # Refusals of the gate that other sizes may be the cause of; of all other errors they may be.
@@ -68,7 +78,13 @@ def choose_sizes(source: Source, choice: ShapeChoice, seed: int) -> Source:
         return source
     try:
         sizes = run_in_fork(_try_sizes, source, seed, seconds=LIMIT)
-    except (ForkFailedError, TorchferryError):
+    except ForkFailedError as error:
+        what = "sizes were not tried"
+        if choice.sizes == "open":
+            expected, mend = "runs at other sizes", "--sizes fixed, or a signature that names the open sizes"
+            raise CaptureError(what, check=CHECK, got=str(error), expected=expected, mend=mend) from None
+        return dataclasses.replace(source, findings=(*source.findings, Finding(CHECK, what, reason=str(error))))
+    except TorchferryError:
         # A failure here occurs again in a stage that reports it.
         return source
     if choice.sizes == "open" and not sizes.groups:
@@ -92,7 +108,7 @@ def _check_declared(source: Source, choice: ShapeChoice) -> None:
 
 def fix_sizes(source: Source, error: TorchferryError) -> Source | None:
     """Return the source with the sizes of its examples, where those that were found open may be why it is refused."""
-    is_of_sizes = isinstance(error, (CaptureError, MismatchError))
+    is_of_sizes = isinstance(error, (CaptureError, MismatchError)) and not isinstance(error, OperatorError)
     if isinstance(error, UnsoundError):
         is_of_sizes = error.details.get("check") in _OF_SIZES
     if not source.may_fix_sizes or not is_of_sizes:
@@ -151,11 +167,13 @@ def _try_sizes(source: Source, seed: int) -> OpenSizes:
     """Find the open sizes of a model by calls."""
     first = run_first(source, seed)
     axes = [(i, k) for i, spec in enumerate(source.inputs) for k, size in enumerate(spec.static_shape) if size > 1]
-    if first.is_slow:
-        return OpenSizes((), dict.fromkeys(axes, f"a call takes {first.seconds:.0f} s"))
     with eager_context(source), ignore_deprecations():
+        counter = count_call(lambda: evaluate(source, tuple(value.clone() for value in first.inputs)))
+        limit = min(MAX_TRIALS, int(MAX_NUMBERS / counter.numbers)) if counter is not None else MAX_TRIALS
+        if limit < LEAST_TRIALS:
+            return OpenSizes((), dict.fromkeys(axes, "a call is too costly to try sizes"))
         traced, lines = _trace(first)
-        trials = _Trials(first, traced, lines, torch.Generator().manual_seed(seed))
+        trials = _Trials(first, traced, lines, torch.Generator().manual_seed(seed), limit)
         return _Grouping(source, trials).split(axes)
 
 
@@ -193,7 +211,7 @@ class _Trials:
     traced: Callable[..., Inputs] | None
     lines: tuple[str, ...]
     generator: torch.Generator
-    left: int = field(default_factory=lambda: MAX_TRIALS)
+    left: int
 
     def explain_fixed(self, group: Group) -> str:
         """Explain why these sizes, all equal, stay as they are; an empty text if they may change together.

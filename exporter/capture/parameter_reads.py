@@ -7,17 +7,22 @@ from typing import Any
 
 import torch
 
+from exporter.capture.data_dependence import reads_shape_only
 from exporter.capture.value_reads import ValueReadRecorder
 from exporter.common.torch_internals import get_tracing_state, get_value_trace
 
 
 class ParameterReadRecorder(ValueReadRecorder):
-    """Records reads, and the paths of the tensors of modules that what is read was computed from (``paths``)."""
+    """Records reads, and the paths of the tensors of modules that what is read was computed from (``paths``).
+
+    What an input of the model goes into as well is left to the soundness gate: where such a read has an effect, no file
+    is written."""
 
     def __init__(self) -> None:
         super().__init__()
         self.paths: dict[str, str] = {}
-        self._visited: set[int] = set()
+        # By the number of a value: whether an input of the model goes into it.
+        self._has_input: dict[int, bool] = {}
 
     def note(self, label: str, value: Any, tensors: Iterable[torch.Tensor], *, size: bool = False) -> Any:
         """Record a read, and what it depends on; sizes of a parameter do not change with its numbers."""
@@ -30,19 +35,39 @@ class ParameterReadRecorder(ValueReadRecorder):
 
     def _collect(self, tensor: torch.Tensor, where: str) -> None:
         try:
-            todo = [get_value_trace(tensor)]
+            value = get_value_trace(tensor)
         except RuntimeError:
             # The tracer does not know where it came from.
             return
+        if self._depends_on_input(value):
+            return
+        todo, visited = [value], set[int]()
         while todo:
             value = todo.pop()
-            number, node = value.unique(), value.node()
-            # Names move while a graph is traced. What was visited by an earlier read is known.
-            if number in self._visited:
+            if value.unique() in visited:
                 continue
-            self._visited.add(number)
-            if node.kind() == "prim::TracedAttr":
+            visited.add(value.unique())
+            if value.node().kind() == "prim::TracedAttr":
                 # The tracer makes attributes of these names when it is done.
-                self.paths.setdefault(node.s("scope").removeprefix("__module."), where)
-            else:
-                todo += list(node.inputs())
+                self.paths.setdefault(value.node().s("scope").removeprefix("__module."), where)
+            todo += _list_sources(value)
+
+    def _depends_on_input(self, value: Any) -> bool:
+        todo = [value]
+        while todo:
+            current = todo[-1]
+            sources = _list_sources(current)
+            unknown = [source for source in sources if source.unique() not in self._has_input]
+            if unknown:
+                todo += unknown
+                continue
+            is_input = current.node().kind() == "prim::Param"
+            self._has_input[current.unique()] = is_input or any(self._has_input[s.unique()] for s in sources)
+            todo.pop()
+        return self._has_input[value.unique()]
+
+
+def _list_sources(value: Any) -> list[Any]:
+    """List the values whose numbers go into a value."""
+    node = value.node()
+    return list(node.inputs())[1 if reads_shape_only(node) else 0 :]

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from exporter.capture.data_dependence import SIZE
 from exporter.capture.scripting import find_marked_modules
 from exporter.common.forking import time_limit
 from exporter.graph.torch_nodes import iterate_nodes
@@ -29,7 +30,6 @@ from exporter.model.implicit.newton_solver import find_solvers
 from exporter.model.source import Inputs, Source
 from exporter.soundness.check_context import Draws, Outputs, run_eager
 from exporter.soundness.code_numbers import collect_numbers
-from exporter.soundness.data_dependence import SIZE
 from exporter.soundness.execution_paths import trace_path
 from exporter.soundness.footprint import get_class_file, is_user_file
 from exporter.soundness.probe_inputs import keep_affordable_draws, keep_timely_draws
@@ -40,8 +40,8 @@ SECONDS, MAX_DRAWS, MAX_PER_PATH, MAX_NUMBERS, LINES = 1.0, 12, 3, 12, 3
 # Components of an input that are given a number one by one.
 COMPONENTS = 4
 RANDOM = 16
-# Whole numbers that are tried, whatever path they take.
-WHOLE = 4
+# Whole numbers that are tried, whatever path they take, and the largest of them.
+WHOLE, MAX_WHOLE = 4, 100_000
 _NUMBER = re.compile(r"(?<![\w.])\d+\.?\d*(?:e[+-]?\d+)?", re.IGNORECASE)
 
 
@@ -180,7 +180,9 @@ def _iter_whole_candidates(
 ) -> Iterator[tuple[str, Inputs]]:
     """Yield inputs with another whole number in one of these inputs, everywhere and in an element: those of the code,
     and their neighbours, those first that the input does not have."""
-    integers = dict.fromkeys(int(n) + shift for n in numbers if n == int(n) for shift in (0, 1, -1))
+    # They may be sizes of what the model makes.
+    moderate = (int(n) for n in numbers if n == int(n) and abs(n) <= MAX_WHOLE)
+    integers = dict.fromkeys(n + shift for n in moderate for shift in (0, 1, -1))
     for i in whole:
         own = {*first[i].flatten().tolist()}
         fitting = [n for n in integers if _fits(n, first[i].dtype)]

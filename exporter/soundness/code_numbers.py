@@ -25,7 +25,7 @@ def collect_numbers(source: Source, inputs: Inputs) -> tuple[float, ...]:
         run_eager(source, inputs)
     own = footprint.without_libraries()
     module = source.parameter_module
-    tensors = [t.detach() for t in (*module.parameters(), *module.buffers()) if 0 < t.numel() <= SMALL]
+    tensors = [t.detach() for t in (*module.parameters(), *module.buffers())]
     leaves = own.read_state(module)
     values = itertools.chain(
         (constant for code in own.codes for constant in _iter_constants(code)),
@@ -46,10 +46,11 @@ def _iter_constants(code: CodeType) -> Iterator[Any]:
 def _iter_numbers(values: Iterable[Any]) -> Iterator[float]:
     for value in values:
         if isinstance(value, torch.Tensor):
-            yield from _iter_numbers(
-                value.flatten().tolist() if value.numel() <= SMALL and not value.is_complex() else ()
-            )
-        elif isinstance(value, (tuple, list, set, frozenset, dict)):
+            yield from _iter_numbers(value.flatten().tolist() if _is_plain(value) else ())
+        elif isinstance(value, (set, frozenset)):
+            # In an order that is the same in every process.
+            yield from _iter_numbers(sorted(value, key=repr)[:MAX_NUMBERS])
+        elif isinstance(value, (tuple, list, dict)):
             yield from _iter_numbers(itertools.islice(value, MAX_NUMBERS))
         elif isinstance(value, (int, float)) and not isinstance(value, bool):
             if abs(value) < 1e30 and not math.isnan(value):
@@ -60,6 +61,12 @@ def _iter_numbers(values: Iterable[Any]) -> Iterator[float]:
             except ValueError:
                 continue
             yield from _iter_numbers([number])
+
+
+def _is_plain(value: torch.Tensor) -> bool:
+    """Return whether these are a few numbers, here, one after the other."""
+    is_here = value.layout == torch.strided and value.device.type == "cpu"
+    return is_here and 0 < value.numel() <= SMALL and not (value.is_complex() or value.is_quantized)
 
 
 def list_values_between(numbers: Iterable[float], value: float, most: int) -> list[float]:

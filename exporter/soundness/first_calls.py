@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from exporter.capture.data_dependence import RANDOM
 from exporter.model.source import Inputs, Source
 from exporter.soundness.branch_search import ChosenDraws, choose_draws
 from exporter.soundness.check_context import Draws, run_eager
@@ -20,7 +21,6 @@ from exporter.soundness.checks import (
     settings,
     unused_variables,
 )
-from exporter.soundness.data_dependence import RANDOM
 from exporter.soundness.footprint import Footprint
 from exporter.soundness.run_recording import RunRecording, record_run
 

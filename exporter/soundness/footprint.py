@@ -101,7 +101,7 @@ class Footprint:
         leaves: dict[str, Leaf] = {}
         visited: set[int] = {id(child) for child in module.modules()}
         for label, value, put in self._iter_roots(module):
-            for name, leaf in _iter_leaves(label, value, put, DEPTH, visited):
+            for name, leaf in iter_leaves(label, value, put, DEPTH, visited):
                 if len(leaves) >= LEAVES:
                     return leaves
                 leaves.setdefault(name, leaf)
@@ -211,9 +211,10 @@ def _is_code(value: Any) -> bool:
     return isinstance(value, (*_PYTHON_CODE, type, torch.jit.ScriptFunction, functools._lru_cache_wrapper))
 
 
-def _iter_leaves(
+def iter_leaves(
     label: str, value: Any, put: Callable[[Any], Any] | None, depth: int, visited: set[int]
 ) -> Iterator[tuple[str, Leaf]]:
+    """Yield the leaves of a value by label; ``put`` sets the value, and of what is in ``visited`` nothing is told."""
     if isinstance(value, torch.Tensor):
         content = value.detach()
         text = f"{content.dtype} {list(content.shape)} {value._version}"
@@ -230,7 +231,7 @@ def _iter_leaves(
         visited.add(id(value))
         content = {k: v for k, v in vars(value).items() if k not in _INTERNALS}
         for key, part in {**value._parameters, **value._buffers, **value._modules, **content}.items():
-            yield from _iter_leaves(f"{label}.{key}", part, functools.partial(setattr, value, key), depth - 1, visited)
+            yield from iter_leaves(f"{label}.{key}", part, functools.partial(setattr, value, key), depth - 1, visited)
     elif isinstance(value, torch.Generator):
         yield label, Leaf(digest(value.get_state()))
     elif isinstance(value, random.Random):
@@ -247,11 +248,9 @@ def _iter_leaves(
         yield label, Leaf(text, kind(items), functools.partial(_refill, value))
         for key, part in items[:200]:
             setter = functools.partial(value.__setitem__, key)
-            yield from _iter_leaves(f"{label}[{key!r}]", part, setter, depth - 1, visited)
+            yield from iter_leaves(f"{label}[{key!r}]", part, setter, depth - 1, visited)
     elif isinstance(value, _SEQUENCES):
         yield from _iter_sequence(label, value, depth, visited)
-    elif isinstance(value, _LIBRARY_CONTAINERS):
-        yield from _iter_library_container(label, value, depth, visited)
     elif isinstance(value, type):
         return
     elif hasattr(value, "__array__") and hasattr(value, "tobytes"):
@@ -264,7 +263,9 @@ def _iter_leaves(
         content = {**getattr(value, "__dict__", {}), **{name: getattr(value, name) for name in slots}}
         for key, part in list(content.items())[:200]:
             setter = functools.partial(setattr, value, key)
-            yield from _iter_leaves(f"{label}.{key}", part, setter, depth - 1, visited)
+            yield from iter_leaves(f"{label}.{key}", part, setter, depth - 1, visited)
+    elif isinstance(value, _LIBRARY_CONTAINERS):
+        yield from _iter_library_container(label, value, depth, visited)
     elif type(value).__module__ == "itertools":
         yield label, Leaf(repr(value), value if isinstance(value, itertools.count) else None, _advance)
     else:
@@ -281,7 +282,7 @@ def _iter_sequence(label: str, value: Any, depth: int, visited: set[int]) -> Ite
     yield label, Leaf(f"{type(value).__name__} of {len(parts)}", kind(parts) if grows else None, refill)
     for i, part in enumerate(parts[:200]):
         setter = functools.partial(value.__setitem__, i) if kind is list else None
-        yield from _iter_leaves(f"{label}[{i}]", part, setter, depth - 1, visited)
+        yield from iter_leaves(f"{label}[{i}]", part, setter, depth - 1, visited)
 
 
 def _iter_library_container(label: str, value: Any, depth: int, visited: set[int]) -> Iterator[tuple[str, Leaf]]:
@@ -291,9 +292,14 @@ def _iter_library_container(label: str, value: Any, depth: int, visited: set[int
             yield f"{label}[{i}]", Leaf(repr(part), part, functools.partial(value.__setitem__, i))
     elif isinstance(value, functools.partial):
         for i, part in enumerate((*value.args, *value.keywords.values())):
-            yield from _iter_leaves(f"{label} argument {i}", part, None, depth - 1, visited)
+            yield from iter_leaves(f"{label} argument {i}", part, None, depth - 1, visited)
+    elif isinstance(value, weakref.WeakKeyDictionary):
+        # How its keys are shown differs from run to run.
+        for i, (key, part) in enumerate(list(value.items())[:200]):
+            setter = functools.partial(value.__setitem__, key)
+            yield from iter_leaves(f"{label}[{i}]", part, setter, depth - 1, visited)
     else:
-        yield from _iter_leaves(label, value.data, None, depth, visited)
+        yield from iter_leaves(label, getattr(value, "data", None), None, depth, visited)
 
 
 def _list_slots(cls: type) -> tuple[str, ...]:

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
+from exporter.capture.data_dependence import SIZE
 from exporter.capture.value_reads import Change
 from exporter.common.tensors import bitwise_equal
+from exporter.graph.torch_nodes import iterate_nodes
 from exporter.model.source import Inputs, Source
 from exporter.soundness.check_context import outputs_equal
-from exporter.soundness.data_dependence import SIZE
 from exporter.soundness.run_recording import RunRecording, canonicalize, find_difference, record_run
 
 # A loop that was given another bound may not end.
@@ -18,6 +19,8 @@ MAX_SECONDS = 2.0
 RAISES, OTHER_OPERATIONS = "the model raises", "outputs are computed by other operations"
 # Runs in which several decisions are turned round, and how many of them in one.
 MAX_RUNS, MAX_DEPTH = 24, 3
+# Further runs of one check: about as many operations, but so many runs at least and at most.
+OPERATIONS, LEAST_FURTHER_RUNS, MOST_FURTHER_RUNS = 60_000, 40, 600
 
 
 def depends_on_data(labels: frozenset[str]) -> bool:
@@ -25,11 +28,30 @@ def depends_on_data(labels: frozenset[str]) -> bool:
     return any(not label.startswith(SIZE) for label in labels)
 
 
-class ForcedReads:
-    """Runs at ``inputs``, of which ``base`` is the recording, with other values in place of what was read."""
+class FurtherRuns:
+    """The runs that a check may spend on more than the values next to those that were read, counted by operations."""
 
-    def __init__(self, source: Source, inputs: Inputs, base: RunRecording) -> None:
-        self.source, self.inputs, self.base = source, inputs, base
+    def __init__(self) -> None:
+        self._left, self.refused = MOST_FURTHER_RUNS, 0
+
+    def limit(self, recording: RunRecording) -> None:
+        """Allow fewer runs of a large model."""
+        operations = sum(1 for _ in iterate_nodes(recording.graph))
+        self._left = max(LEAST_FURTHER_RUNS, min(MOST_FURTHER_RUNS, OPERATIONS // max(1, operations)))
+
+    def take(self) -> bool:
+        """Return whether one more run is allowed, and count it."""
+        self._left -= 1
+        self.refused += self._left == -1
+        return self._left >= 0
+
+
+class ForcedReads:
+    """Runs at ``inputs``, of which ``base`` is the recording, with other values in place of what was read; several
+    answers are turned round together as often as there are ``further_runs``."""
+
+    def __init__(self, source: Source, inputs: Inputs, base: RunRecording, further_runs: FurtherRuns) -> None:
+        self.source, self.inputs, self.base, self.further_runs = source, inputs, base, further_runs
 
     @cached_property
     def _operations(self) -> Any:
@@ -55,7 +77,7 @@ class ForcedReads:
         ``if a.any() and not b.any()``; empty where nothing does."""
         pending = [(position,)] if _is_decision(self.base, position) else []
         for _ in range(MAX_RUNS):
-            if not pending:
+            if not pending or not self.further_runs.take():
                 break
             turned = pending.pop(0)
             run = self._run(dict.fromkeys(turned, _turn_round))

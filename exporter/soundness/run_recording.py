@@ -16,6 +16,7 @@ import torch
 
 from exporter.archive.method_names import METHOD
 from exporter.capture.custom_functions import inline_custom_functions
+from exporter.capture.data_dependence import SIZE, Dependence
 from exporter.capture.forward_wrapper import make_argument_names
 from exporter.capture.joint_graph import trace_joint_graph
 from exporter.capture.scripting import find_marked_modules, make_opaque
@@ -29,7 +30,6 @@ from exporter.common.user_code import user_traceback_location
 from exporter.graph.torch_nodes import find_location, iterate_nodes
 from exporter.model.eager.evaluation import call_model, evaluate, normalize_outputs
 from exporter.model.source import Inputs, Source
-from exporter.soundness.data_dependence import SIZE, Dependence
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 
 from exporter.archive.contract import Finding
+from exporter.capture.data_dependence import COUNT, SIZE
 from exporter.capture.symbolic_guards import SIZE_COMPARISON
 from exporter.common.errors import CaptureError, WarmupError
 from exporter.model.eager.dynamic_sizes import MAX_NUMBERS, count_numbers, format_sizes
@@ -31,7 +32,6 @@ from exporter.soundness.check_context import (
     make_refusal,
 )
 from exporter.soundness.code_numbers import collect_numbers
-from exporter.soundness.data_dependence import COUNT, SIZE
 from exporter.soundness.footprint import get_class_file, is_user_file
 from exporter.soundness.run_recording import RunRecording, record_run
 
@@ -103,11 +103,10 @@ def check(context: CaptureContext) -> list[Finding]:
         user_reads = _find_user_reads(source, reads)
         # A size may be looked up in a table, which no read shows.
         code_sizes = _list_code_sizes(source, traced)
-        literals = [*dict.fromkeys([*literals, *code_sizes])] if user_reads else literals
         factor = READS_FACTOR if user_reads else 1
         trials = _Trials(context, factor, torch.Generator().manual_seed(0), [warm.traced_sizes[0]])
-        pending = _list_sizes(context, [*literals, *code_sizes], is_user_read=bool(user_reads))
-        seen, allowed = set(), max(0, MAX_SIZES - len(pending))
+        pending = _list_sizes(context, literals, code_sizes, is_user_read=bool(user_reads))
+        seen, allowed = set(), max(0, MAX_SIZES - len(pending) + len(_list_neighbours(code_sizes)))
         while pending:
             size = pending.pop(0)
             if size in seen:
@@ -130,12 +129,16 @@ def check(context: CaptureContext) -> list[Finding]:
         return _make_notes(list(reads), user_reads, literals, trials)
 
 
-def _list_sizes(context: CaptureContext, literals: Sequence[int], *, is_user_read: bool) -> list[int]:
-    """List the sizes to try. Where the user's code reads sizes, it may compare them with literals: those come before
-    large ones."""
-    neighbours = _list_neighbours(literals)
-    preferred = [context.warm.traced_sizes[1], *SMALL, *(neighbours if is_user_read else ())]
-    sizes = dict.fromkeys([*preferred, *SIZES, *neighbours, *LARGE])
+def _list_sizes(
+    context: CaptureContext, literals: Sequence[int], code_sizes: Sequence[int], *, is_user_read: bool
+) -> list[int]:
+    """List the sizes to try. Where the user's code reads sizes, it may compare them with literals of the graph or the
+    code: those come before large ones."""
+    neighbours, code_neighbours = _list_neighbours(literals), _list_neighbours(code_sizes)
+    preferred = [*neighbours, *code_neighbours] if is_user_read else []
+    sizes = dict.fromkeys(
+        [context.warm.traced_sizes[1], *SMALL, *preferred, *SIZES, *neighbours, *code_neighbours, *LARGE]
+    )
     # Where each element takes iterations, large batches are left to the residual, which is checked by itself.
     solved_size = SIZES[-1] if is_user_read else MAX_SOLVED_BATCH
     max_size = solved_size if find_solvers(context.source.parameter_module) else math.inf

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from exporter.archive.contract import Finding
+from exporter.capture.data_dependence import COUNT, SIZE
 from exporter.common.forking import ForkFailedError
 from exporter.common.torch_internals import create_function, optimized_execution
 from exporter.model.source import Inputs, Source
@@ -29,8 +30,7 @@ from exporter.soundness.check_context import (
     run_eager,
 )
 from exporter.soundness.code_numbers import collect_numbers, list_values_between
-from exporter.soundness.data_dependence import COUNT, SIZE
-from exporter.soundness.forced_reads import OTHER_OPERATIONS, RAISES, ForcedReads, depends_on_data
+from exporter.soundness.forced_reads import OTHER_OPERATIONS, RAISES, ForcedReads, FurtherRuns, depends_on_data
 from exporter.soundness.run_recording import RunRecording, record_run
 
 CHECK = "data read"
@@ -57,6 +57,7 @@ class _Recordings:
     def __init__(self, source: Source, draws: Sequence[Inputs]) -> None:
         self.source, self.draws = source, draws
         self._made: dict[int, RunRecording] = {}
+        self.further_runs = FurtherRuns()
 
     def record(self, index: int) -> RunRecording:
         """Return the recording of this draw."""
@@ -81,6 +82,7 @@ def _check(source: Source, draws: Sequence[Inputs]) -> list[Finding]:
     bases = [recordings.record(i) for i in range(1 if source.uses_autograd else 2)]
     if failures := [base.failure for base in bases if base.graph is None]:
         raise ForkFailedError(failures[0])
+    recordings.further_runs.limit(bases[0])
     lines: dict[ReadLine, frozenset[str]] = {}
     for base in bases:
         for read, origin in zip(base.reads, base.origins, strict=True):
@@ -98,6 +100,9 @@ def _check(source: Source, draws: Sequence[Inputs]) -> list[Finding]:
         # Where another answer raises, the model itself says that there is none.
         if not is_same or is_empty or (finding.severity == "unsound" and RAISES not in finding.evidence):
             findings.append(finding)
+    if recordings.further_runs.refused:
+        what = f"{recordings.further_runs.refused} reads of data were not tried with all numbers of the code"
+        findings.append(Finding(CHECK, what, reason="the model reads more data than a check may try"))
     return findings
 
 
@@ -175,7 +180,7 @@ def _describe_effect(
     The operations that outputs are computed by count as well: those of a branch that no draw takes may change nothing
     at these data (``if mask.any(): x[mask] = 0``)."""
     for inputs, base in bases:
-        trials = ForcedReads(recordings.source, inputs, base)
+        trials = ForcedReads(recordings.source, inputs, base, recordings.further_runs)
         positions = [
             i
             for i, (read, origin) in enumerate(zip(base.reads, base.origins, strict=True))
@@ -185,8 +190,9 @@ def _describe_effect(
             for index in range(VARIANTS):
                 if effect := trials.describe_variant(position, lambda value, k=index: pick_variant(value, k)):
                     return effect
-        for position in positions[:1]:
-            if effect := _describe_numbers(recordings, trials, position) or trials.describe_branches(position):
+        # What more is tried is the same at other draws.
+        for position in positions[:1] if base is bases[0][1] else ():
+            if effect := trials.describe_branches(position) or _describe_numbers(recordings, trials, position):
                 return effect
     return ""
 
@@ -198,6 +204,8 @@ def _describe_numbers(recordings: _Recordings, trials: ForcedReads, position: in
     except ValueError:
         return ""
     for number in list_values_between(recordings.numbers, read_number, MOST_NUMBERS):
+        if not recordings.further_runs.take():
+            return ""
         if effect := trials.describe_variant(position, lambda value, number=number: type(value)(number)):
             return effect
     return ""
@@ -212,7 +220,7 @@ def _spread(positions: Sequence[int], most: int) -> list[int]:
 
 VARIANTS = 6
 # Numbers of the code that a number is replaced by.
-MOST_NUMBERS = 60
+MOST_NUMBERS = 40
 
 
 def pick_variant(value: Any, index: int) -> Any:

@@ -10,8 +10,10 @@ import contextlib
 import datetime
 import functools
 import getpass
+import importlib.util
 import io
 import logging
+import multiprocessing
 import os
 import pathlib
 import platform
@@ -98,6 +100,14 @@ _PROBES: tuple[tuple[str, Any, str, tuple[Callable[[Any], Any], ...]], ...] = (
     ("a file", builtins, "open", _NO_FILE),
     ("a file", io, "open", _NO_FILE),
     ("for a module", builtins, "__import__", (_make_raiser(ImportError("no such module")),)),
+    (
+        "for a module",
+        importlib.util,
+        "find_spec",
+        (lambda v: None if v else importlib.util.spec_from_loader("m", None),),
+    ),
+    ("the host", os, "sched_getaffinity", (lambda _: {*range(4097)},)),
+    ("the host", multiprocessing, "parent_process", (lambda v: None if v else multiprocessing.current_process(),)),
     ("a file", os, "listdir", (lambda _: [],)),
     ("a file", os.path, "exists isfile isdir", (_flip,)),
     ("a file", pathlib.Path, "exists is_file is_dir", (_flip,)),

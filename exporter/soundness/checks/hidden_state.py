@@ -34,8 +34,8 @@ from exporter.soundness.run_recording import digest
 
 CHECK, WRITES = "hidden state", "side effect"
 REPEATS, SECONDS = 60, 0.25
-# Numbers of the code that a count is set to.
-MAX_COUNTS = 20
+# Numbers of the code that a count is set to, and counts of which this is tried.
+MAX_COUNTS, MAX_COUNTERS = 20, 10
 _MEND = "make the state an input and an output of the model, or compute it in __init__"
 _MEND_WRITES = "work on a copy (x = x.clone(), no inplace=True on an input); return state instead of storing it"
 
@@ -164,12 +164,16 @@ def _check_counters(source: Source, draws: Sequence[Inputs], footprint: Footprin
     labels = dict.fromkeys(label for state in states for label in state)
     fingerprints = {n: {s[n].fingerprint if n in s else "" for s in states[:-1]} for n in labels}
     changing = [label for label, distinct in fingerprints.items() if len(distinct) > 1]
-    harmless = []
+    harmless, numbers = [], None
     for label in changing:
         leaf = states[-1].get(label)
         if leaf is None or (put := leaf.put) is None:
             continue
-        for value in (*make_other_values(leaf.value), *_list_counts(source, draws[0], leaf.value)):
+        others = make_other_values(leaf.value)
+        if isinstance(leaf.value, int) and not isinstance(leaf.value, bool) and len(harmless) < MAX_COUNTERS:
+            numbers = collect_numbers(source, draws[0]) if numbers is None else numbers
+            others += _list_counts(numbers)
+        for value in others:
             with contextlib.suppress(IndexError, KeyError, AttributeError):
                 # The container may have changed meanwhile.
                 put(value)
@@ -187,12 +191,10 @@ def _check_counters(source: Source, draws: Sequence[Inputs], footprint: Footprin
     return [Finding(CHECK, text, where, reason="no output depends on it; the file does not keep it")]
 
 
-def _list_counts(source: Source, inputs: Inputs, value: Any) -> list[int]:
+def _list_counts(numbers: Sequence[float]) -> list[int]:
     """List counts that the code may compare a count with: its own numbers, and those before them."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        return []
-    numbers = (int(n) for n in collect_numbers(source, inputs) if n == int(n) and n > 1)
-    return list(dict.fromkeys(n - shift for n in itertools.islice(numbers, MAX_COUNTS) for shift in (0, 1)))
+    whole = (int(n) for n in numbers if n == int(n) and n > 1)
+    return list(dict.fromkeys(n - shift for n in itertools.islice(whole, MAX_COUNTS) for shift in (0, 1)))
 
 
 def _find_writer_line(source: Source, inputs: Inputs, footprint: Footprint, label: str) -> str:

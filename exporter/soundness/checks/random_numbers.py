@@ -10,12 +10,12 @@ from typing import Any
 import torch
 
 from exporter.archive.contract import Finding
+from exporter.capture.data_dependence import RANDOM, is_random
 from exporter.graph.torch_nodes import find_location, iterate_nodes
 from exporter.model.eager.evaluation import find_forward_line
 from exporter.model.source import Inputs, Source
 from exporter.soundness.check_context import EagerContext, Outputs, make_refusal, outputs_equal, run_eager
 from exporter.soundness.culprit_line import find_culprit_line
-from exporter.soundness.data_dependence import RANDOM, is_random
 from exporter.soundness.run_recording import digest, record_run
 
 CHECK = "random numbers"

@@ -11,10 +11,12 @@ from torch import nn
 import torchferry
 from exporter.capture import open_sizes
 from exporter.capture.open_sizes import CHECK, choose_sizes, fix_sizes
-from exporter.common.errors import CaptureError, MismatchError, UnsoundError, UsageError
+from exporter.common.errors import CaptureError, MismatchError, OperatorError, UnsoundError, UsageError
+from exporter.common.forking import ForkFailedError
 from exporter.frontends import python_factory
 from exporter.model.eager.batch_choice import ShapeChoice, choose_batch
 from exporter.model.source import Source
+from torchferry.sources import load_model
 
 F = torch.float64
 
@@ -114,10 +116,44 @@ def test_many_dimensions_are_tried_in_groups(monkeypatch):
 
 
 def test_trials_are_limited(monkeypatch):
+    monkeypatch.setattr(open_sizes, "LEAST_TRIALS", 0)
     monkeypatch.setattr(open_sizes, "MAX_TRIALS", 1)
     source = find(lambda m, x, y: x * 2, x=rows(5, 3))
     assert source.inputs[0].shape == (5, 3)
     assert explain(source, "size 0 of 'x'") == "too many sizes to try"
+
+
+def test_costly_calls_are_not_tried(monkeypatch):
+    monkeypatch.setattr(open_sizes, "MAX_NUMBERS", 1)
+    source = find(lambda m, x, y: x * 2, x=rows(5, 3))
+    assert source.inputs[0].shape == (5, 3)
+    assert explain(source, "size 0 of 'x'") == "a call is too costly to try sizes"
+
+
+@pytest.mark.parametrize("choice", [ShapeChoice("no"), ShapeChoice(sizes="open")], ids=["no batch", "open"])
+def test_a_model_that_takes_gradients_has_open_sizes(choice):
+    class Force(nn.Module):
+        def forward(self, x):
+            x = x.detach().requires_grad_()
+            return {"force": -torch.autograd.grad((x**4).sum(), x)[0]}
+
+    source = load_model(
+        lambda: python_factory.source_from_module(Force(), "m", {"x": rows(5, 3)}, "the test"), choice, 0
+    )
+    assert source.inputs[0].shape == ("x_0", "x_1")
+
+
+def test_a_trial_that_ends_its_process(monkeypatch):
+    def end(*_, **__):
+        raise ForkFailedError("its process was killed")
+
+    monkeypatch.setattr(open_sizes, "run_in_fork", end)
+    source = find(lambda m, x, y: x * 2, x=rows(5, 3))
+    assert [(f.what, f.reason) for f in source.findings if f.check == CHECK] == [
+        ("sizes were not tried", "its process was killed")
+    ]
+    with pytest.raises(CaptureError, match=r"sizes were not tried(.|\n)*killed(.|\n)*--sizes fixed"):
+        find(lambda m, x, y: x * 2, ShapeChoice(sizes="open"), x=rows(5, 3))
 
 
 def test_names_are_identifiers():
@@ -164,6 +200,7 @@ def test_what_a_signature_says_holds():
         (UnsoundError("w", check="random numbers"), False),
         (MismatchError("w"), True),
         (CaptureError("w"), True),
+        (OperatorError("w"), False),
         (UsageError("w"), False),
     ],
 )

@@ -83,3 +83,25 @@ def test_what_stays_settable_gives_eager_modes_numbers(tmp_path):
         parameter.data = torch.as_tensor(value, dtype=parameter.dtype)
         loaded.set_parameter(name, parameter.data)
     assert torch.equal(loaded.call("forward", {"x": X})["y"], model(X)["y"].detach())
+
+
+class Logged(nn.Module):
+    """Python reads sizes, and numbers that an input goes into: neither fixes a parameter."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1, 2, dtype=F))
+        self.seen = []
+
+    def forward(self, x):
+        y = x @ self.weight
+        if y.shape[0] > 10**6:
+            raise ValueError("too many rows")
+        self.seen = [f"{y.max().item():g}"]
+        return {"y": y / float(y.shape[-1])}
+
+
+def test_sizes_and_logs_fix_no_parameter(tmp_path):
+    (exported,) = torchferry.export(Logged(), inputs={"x": X}, output=tmp_path / "m.pt")
+    assert [p.name for p in exported.contract.parameters] == ["weight"]
+    assert not [f for f in exported.contract.findings if f.check == "parameters"]

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import array
+import collections
+import functools
+import weakref
 from collections import OrderedDict, deque, namedtuple
 
 import pytest
@@ -11,7 +15,7 @@ from torch import nn
 from exporter.frontends import python_factory
 from exporter.model.eager.evaluation import eager_context
 from exporter.soundness.check_context import run_eager
-from exporter.soundness.footprint import Footprint, runs_user_code
+from exporter.soundness.footprint import Footprint, iter_leaves, runs_user_code
 from exporter.soundness.line_tracing import trace_user_lines
 
 X = torch.ones(3, 2)
@@ -92,3 +96,30 @@ def test_code_that_namedtuple_writes_is_nobodys():
         Pair(1, 2)
         names["of_a_cell"]()
     assert {name for file, name in codes if file == "<string>"} == {"of_a_cell"}
+
+
+def test_a_class_of_the_users_on_one_of_the_library_has_all_its_state():
+    class Settings(collections.UserDict):
+        def __init__(self):
+            super().__init__(depth=1)
+            self.calls = 0
+
+    leaves = dict(iter_leaves("s", Settings(), None, 5, set()))
+    assert {"s.calls", "s.data['depth']"} <= {*leaves}
+
+
+def test_weak_keys_have_labels_that_are_the_same_in_every_process():
+    class Key:
+        pass
+
+    key, memory = Key(), weakref.WeakKeyDictionary()
+    memory[key] = 3
+    assert [*dict(iter_leaves("w", memory, None, 5, set()))] == ["w[0]"]
+
+
+def test_containers_of_the_library_have_leaves():
+    values = {"a": array.array("l", [4]), "p": functools.partial(print, [1]), "u": collections.UserList([2])}
+    leaves = {label: leaf.value for n, v in values.items() for label, leaf in iter_leaves(n, v, None, 5, set())}
+    assert leaves["a[0]"] == 4
+    assert leaves["p argument 0[0]"] == 1
+    assert leaves["u[0]"] == 2

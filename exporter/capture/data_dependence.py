@@ -87,6 +87,11 @@ class Dependence:
                     self._base[value.debugName()] = self._find_root(names[0])
 
 
+def reads_shape_only(node: Any) -> bool:
+    """Return whether an operation asks its first input for its shape, dtype or device, and not for its numbers."""
+    return node.kind() in _SIZES or bool(_SHAPE_ONLY.fullmatch(node.kind()))
+
+
 def is_random(node: Any) -> bool:
     """Return whether an operator draws random numbers, by its schema's tags; dropout only where it is on."""
     if not node.kind().startswith("aten::"):
