@@ -9,10 +9,11 @@ from types import CodeType
 from typing import Any
 
 import torch
+from torch import nn
 
 from exporter.model.source import Inputs, Source
 from exporter.soundness.check_context import run_eager
-from exporter.soundness.footprint import SMALL, Footprint
+from exporter.soundness.footprint import SMALL, Footprint, get_class_file, is_user_file
 
 # Numbers of one model.
 MAX_NUMBERS = 200
@@ -29,10 +30,21 @@ def collect_numbers(source: Source, inputs: Inputs) -> tuple[float, ...]:
     leaves = own.read_state(module)
     values = itertools.chain(
         (constant for code in own.codes for constant in _iter_constants(code)),
-        (leaf.value for leaf in leaves.values()),
+        (leaf.value for label, leaf in leaves.items() if not _is_of_layer(label, module)),
         tensors,
     )
     return tuple(itertools.islice(dict.fromkeys(_iter_numbers(values)), MAX_NUMBERS))
+
+
+def _is_of_layer(label: str, module: nn.Module) -> bool:
+    """Return whether this is an attribute of one of torch's layers: widths, and no thresholds of the user's."""
+    if not label.startswith("attribute '"):
+        return False
+    path = label.split("'")[1].rpartition(".")[0]
+    try:
+        return not is_user_file(get_class_file(type(module.get_submodule(path))))
+    except AttributeError:
+        return False
 
 
 def _iter_constants(code: CodeType) -> Iterator[Any]:

@@ -102,7 +102,7 @@ def check(context: CaptureContext) -> list[Finding]:
         reads, literals = _find_size_reads(base), _find_literals(base)
         user_reads = _find_user_reads(source, reads)
         # A size may be looked up in a table, which no read shows.
-        code_sizes = _list_code_sizes(source, traced)
+        code_sizes = _list_code_sizes(source, traced) if _has_user_module(source) else []
         factor = READS_FACTOR if user_reads else 1
         trials = _Trials(context, factor, torch.Generator().manual_seed(0), [warm.traced_sizes[0]])
         pending = _list_sizes(context, literals, code_sizes, is_user_read=bool(user_reads))
@@ -200,15 +200,19 @@ def _find_user_reads(source: Source, reads: Iterable[tuple[str, str]]) -> list[s
     """Return the lines of the reads that the user's code may decide by.
 
     The source library's own code has no thresholds for sizes; a module of the user's may ask for a size through it."""
+    has_user_module = _has_user_module(source)
+    return [where for where, _ in reads if has_user_module or _is_users(source, where)]
+
+
+def _has_user_module(source: Source) -> bool:
+    return any(_is_users(source, get_class_file(type(m))) for m in source.parameter_module.modules())
+
+
+def _is_users(source: Source, path: str) -> bool:
     library = source.origin.library
     spec = importlib.util.find_spec(library) if library in sys.modules else None
     folders = (spec and spec.submodule_search_locations) or ()
-
-    def is_user_path(path: str) -> bool:
-        return is_user_file(path) and not any(Path(path).is_relative_to(folder) for folder in folders)
-
-    has_user_module = any(is_user_path(get_class_file(type(m))) for m in source.parameter_module.modules())
-    return [where for where, _ in reads if has_user_module or is_user_path(where)]
+    return is_user_file(path) and not any(Path(path).is_relative_to(folder) for folder in folders)
 
 
 def _list_neighbours(literals: Iterable[int]) -> list[int]:

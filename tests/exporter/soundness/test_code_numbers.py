@@ -20,6 +20,7 @@ class Table(nn.Module):
         self.keys, self.sizes = {"300": 2.0, "iron": 3.0}, {(50, 1): 0.5}
         self.bounds: torch.Tensor
         self.register_buffer("bounds", torch.tensor([273.15, 273.17], dtype=torch.float64))
+        self.layer = nn.Linear(91, 93)
         self.register_buffer("sparse", torch.eye(3).to_sparse())
 
     def forward(self, x):
@@ -34,6 +35,7 @@ def test_numbers_of_source_and_state():
         numbers = collect_numbers(source, (x,))
         assert numbers == collect_numbers(source, (x,))
     assert {4.95, LIMIT, 60.0, 17.0, 700.0, 273.15, 273.17, 300.0, 50.0} <= {*numbers}
+    assert not {91.0, 93.0} & {*numbers}, "widths of layers are no thresholds"
 
 
 def test_values_between_are_those_nearest():
