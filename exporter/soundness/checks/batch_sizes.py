@@ -33,6 +33,7 @@ from exporter.soundness.check_context import (
 )
 from exporter.soundness.code_numbers import collect_numbers
 from exporter.soundness.footprint import get_class_file, is_user_file
+from exporter.soundness.forced_reads import ForcedReads, FurtherRuns, depends_on_data
 from exporter.soundness.run_recording import RunRecording, record_run
 
 CHECK = "batch size"
@@ -116,8 +117,11 @@ def check(context: CaptureContext) -> list[Finding]:
             if mismatch:
                 return [_make_finding(context, base, inputs, f"{source.size_name} {size}", mismatch)]
             if inputs and user_reads and size <= SIZES[-1]:
-                # Another path through the code compares with other literals.
-                new_literals = [n for n in _find_literals(record_run(source, inputs)) if n not in literals]
+                # Another path through the code compares with other literals, and may read data.
+                run = record_run(source, inputs)
+                if finding := _judge_new_reads(source, base, inputs, run, f"{source.size_name} {size}"):
+                    return [finding]
+                new_literals = [n for n in _find_literals(run) if n not in literals]
                 literals += new_literals
                 neighbours = _list_neighbours(new_literals)[:allowed]
                 allowed -= len(neighbours)
@@ -188,6 +192,22 @@ def _find_literals(base: RunRecording) -> list[int]:
     texts += [text for value in compared_values for text in re.findall(r"(?<![\w.])\d+", value)]
     numbers = {int(float(text)) for text in texts if abs(float(text)) < 1e9}
     return sorted(n for n in numbers if n > 2)
+
+
+def _judge_new_reads(
+    source: Source, base: RunRecording, inputs: Inputs, run: RunRecording, size_text: str
+) -> Finding | None:
+    """Return a finding for data that Python reads at this size only, where another answer has an effect."""
+    pairs = zip(base.reads, base.origins, strict=True)
+    known = {(read.where, read.kind) for read, labels in pairs if depends_on_data(labels)}
+    reads = enumerate(zip(run.reads, run.origins, strict=True))
+    new = [(i, read) for i, (read, labels) in reads if (read.where, read.kind) not in known and depends_on_data(labels)]
+    trials = ForcedReads(source, inputs, run, FurtherRuns())
+    for position, read in new:
+        if effect := trials.describe_branches(position):
+            what = f"{read.kind} reads data into Python at some sizes"
+            return make_refusal(CHECK, what, read.where, f"at {size_text}: {effect}", _MEND)
+    return None
 
 
 def _list_code_sizes(source: Source, inputs: Inputs) -> list[int]:
