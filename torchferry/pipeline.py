@@ -80,8 +80,9 @@ def export(source: AnySource, options: ExportOptions) -> list[Exported]:
     verifier = FileVerifier(options.verify, ("pt", *options.container_formats))
     seed = derive_seed(options.capture.seed, "per element")
     shapes = options.shapes
-    if shapes.sizes == "auto" and options.has_kernel:
-        # A kernel is for tensors of fixed shape.
+    request = options.capture.derivative_request
+    if shapes.sizes == "auto" and (options.has_kernel or (request is not None and request.has_derivatives)):
+        # A kernel, and a block of a Jacobian, are of fixed shape.
         shapes = dataclasses.replace(shapes, sizes="fixed")
     loads = resolve_sources(source, options.models, options.inputs, options.per_element, shapes, seed)
     if options.against is not None and len(loads) > 1:

@@ -282,3 +282,11 @@ def test_gradients_of_pairs_do_not_fill_the_memory(tmp_path):
     (exported,) = torchferry.export(Pairs(), inputs={"x": rows(5, 3)}, output=tmp_path / "m.pt")
     assert exported.contract.inputs[0].shape == ("x_0", "x_1")
     assert "x_0 1000: not run, it would hold about" in exported.contract.batch.limits
+
+
+def test_derivatives_have_fixed_sizes(tmp_path):
+    model, inputs = Call(lambda m, x, y: x.square()), {"x": rows(5, 3)}
+    (exported,) = torchferry.export(model, inputs=inputs, output=tmp_path / "m.pt", batch="no", derivatives="all")
+    assert exported.contract.inputs[0].shape == (5, 3)
+    with pytest.raises(UsageError, match="derivatives of a model with open sizes have no shape"):
+        torchferry.export(model, inputs=inputs, output=tmp_path / "n.pt", batch="no", sizes="open", derivatives="all")
