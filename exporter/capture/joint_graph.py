@@ -9,7 +9,7 @@ import torch
 from exporter.capture.fx_tracing import FxProgram, trace_to_fx
 from exporter.capture.origin_tracking import get_user_line
 from exporter.model.compiled_model import list_compiled
-from exporter.model.eager.evaluation import expand_constants, normalize_outputs, preserve_grads
+from exporter.model.eager.evaluation import call_model, expand_constants, normalize_outputs, preserve_grads
 from exporter.model.source import Inputs, Source
 
 
@@ -20,7 +20,7 @@ def trace_joint_graph(source: Source, inputs: Inputs, constant: Sequence[bool] =
     ``CaptureError``."""
 
     def run(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        outputs = normalize_outputs(source.module(*tensors), source)
+        outputs = normalize_outputs(call_model(source, tensors), source)
         return tuple(v.detach() for v in expand_constants(outputs, constant, tensors).values())
 
     # The autograd engine leaves tensors without data in .grad.

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import re
-import warnings
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ import torch
 from exporter.archive.contract import Finding
 from exporter.archive.contract_text import is_identifier
 from exporter.archive.tensor_spec import TensorSpec, list_dynamic_sizes
+from exporter.capture.tracing import catch_tracer_warnings
 from exporter.common.errors import (
     CaptureError,
     MismatchError,
@@ -31,17 +31,14 @@ from exporter.common.errors import (
 from exporter.common.forking import ForkFailedError, run_in_fork
 from exporter.common.tensors import all_close, bitwise_equal
 from exporter.common.torch_hooks import ignore_deprecations
-from exporter.common.torch_internals import TracerWarning
-from exporter.common.user_code import user_source_location
 from exporter.model.eager.batch_choice import LIMIT, ShapeChoice, has_undeclared_shapes
 from exporter.model.eager.call_cost import count_call
-from exporter.model.eager.case_generation import OPEN_SIZES
-from exporter.model.eager.evaluation import eager_context, evaluate, normalize_outputs
+from exporter.model.eager.dynamic_sizes import OPEN_SIZES
+from exporter.model.eager.evaluation import call_model, eager_context, evaluate, normalize_outputs
 from exporter.model.eager.input_sampling import InputSampler
 from exporter.model.eager.warmup import FirstRun, run_first
 from exporter.model.source import Inputs, Source
 
-CHECK = OPEN_SIZES
 # The position of an input, and the dimension of it.
 Axis = tuple[int, int]
 Group = tuple[Axis, ...]
@@ -82,8 +79,8 @@ def choose_sizes(source: Source, choice: ShapeChoice, seed: int) -> Source:
         what = "sizes were not tried"
         if choice.sizes == "open":
             expected, mend = "runs at other sizes", "--sizes fixed, or a signature that names the open sizes"
-            raise CaptureError(what, check=CHECK, got=str(error), expected=expected, mend=mend) from None
-        return dataclasses.replace(source, findings=(*source.findings, Finding(CHECK, what, reason=str(error))))
+            raise CaptureError(what, check=OPEN_SIZES, got=str(error), expected=expected, mend=mend) from None
+        return dataclasses.replace(source, findings=(*source.findings, Finding(OPEN_SIZES, what, reason=str(error))))
     except TorchferryError:
         # A failure here occurs again in a stage that reports it.
         return source
@@ -117,8 +114,8 @@ def fix_sizes(source: Source, error: TorchferryError) -> Source | None:
     inputs = tuple(dataclasses.replace(spec, shape=tuple(value.shape)) for spec, value in shapes)
     names = ", ".join(list_dynamic_sizes(source.inputs))
     reason = "; ".join(filter(None, (error.what, error.details.get("where"), error.details.get("got"))))
-    kept = tuple(finding for finding in source.findings if finding.check != CHECK)
-    finding = Finding(CHECK, "all sizes are those of the examples", reason=f"with {names} open: {reason}")
+    kept = tuple(finding for finding in source.findings if finding.check != OPEN_SIZES)
+    finding = Finding(OPEN_SIZES, "all sizes are those of the examples", reason=f"with {names} open: {reason}")
     return dataclasses.replace(source, inputs=inputs, findings=(*kept, finding), may_fix_sizes=False)
 
 
@@ -131,11 +128,11 @@ def _set_open(source: Source, sizes: OpenSizes, *, is_required: bool) -> Source:
         names[name] = group
     inputs = _name_axes(source.inputs, names)
     findings = [
-        Finding(CHECK, f"{name!r} is open", reason=", ".join(_format_axis(source, axis) for axis in group))
+        Finding(OPEN_SIZES, f"{name!r} is open", reason=", ".join(_format_axis(source, axis) for axis in group))
         for name, group in names.items()
     ]
     findings += [
-        Finding(CHECK, f"{_format_axis(source, axis)} is fixed", reason=reason)
+        Finding(OPEN_SIZES, f"{_format_axis(source, axis)} is fixed", reason=reason)
         for axis, reason in sizes.reasons.items()
     ]
     return dataclasses.replace(
@@ -181,26 +178,20 @@ def _trace(first: FirstRun) -> tuple[Callable[..., Inputs] | None, tuple[str, ..
     """Return a plain trace of the model at the sizes of its examples, and the user's lines that read numbers in it.
 
     There is no trace where it fails, which says nothing."""
-    source, lines = first.source, dict[str, None]()
-
-    def keep_line(message: Any, category: type[Warning], *_: Any) -> None:
-        if issubclass(category, TracerWarning) and (line := user_source_location()):
-            lines[line] = None
+    source = first.source
 
     def run(*inputs: torch.Tensor) -> Inputs:
-        return tuple(normalize_outputs(source.module(*inputs), source).values())
+        return tuple(normalize_outputs(call_model(source, inputs), source).values())
 
     if source.uses_autograd:
         return None, ()
-    with warnings.catch_warnings():
-        warnings.simplefilter("always", TracerWarning)
-        warnings.showwarning = keep_line
+    copies = tuple(value.clone() for value in first.inputs)
+    with catch_tracer_warnings() as caught:
         try:
-            copies = tuple(value.clone() for value in first.inputs)
             traced: Any = torch.jit.trace(run, copies, check_trace=False, _store_inputs=False)
         except Exception:
             return None, ()
-    return traced, tuple(lines)
+    return traced, tuple(dict.fromkeys(line for line, _ in caught))
 
 
 @dataclass

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from exporter.common.torch_internals import TensorType, TracerWarning, TupleType
 from exporter.common.user_code import user_source_location, user_traceback_location
 from exporter.model.compiled_model import list_compiled
 from exporter.model.eager.evaluation import (
+    call_model,
     evaluate,
     expand_constants,
     find_forward_line,
@@ -97,6 +99,14 @@ def trace_recording_warnings(
     numbers Python reads, with the lines; other warnings are passed on.
 
     The recorder creates constants of plain numbers with tracing paused, as plain constants."""
+    with catch_tracer_warnings() as caught, ParameterReadRecorder() as recorder:
+        module = trace_methods(warm, methods, {}, inlined, loops)
+    return module, list(dict.fromkeys(caught)), recorder.paths
+
+
+@contextlib.contextmanager
+def catch_tracer_warnings() -> Iterator[list[tuple[str, str]]]:
+    """Catch ``TracerWarning``s: the block gets a list of the user's lines and their texts; others are passed on."""
     caught: list[tuple[str, str]] = []
     other_warnings: list[tuple[Any, type[Warning], str, int]] = []
 
@@ -112,11 +122,9 @@ def trace_recording_warnings(
     with warnings.catch_warnings():
         warnings.simplefilter("always", TracerWarning)
         warnings.showwarning = show
-        with ParameterReadRecorder() as recorder:
-            module = trace_methods(warm, methods, {}, inlined, loops)
+        yield caught
     for message, category, filename, lineno in other_warnings:
         warnings.warn_explicit(message, category, filename, lineno)
-    return module, list(dict.fromkeys(caught)), recorder.paths
 
 
 def make_forward_run(warm: Warmup) -> module_tree.Run:
@@ -124,7 +132,7 @@ def make_forward_run(warm: Warmup) -> module_tree.Run:
     source = warm.source
 
     def run(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        outputs = normalize_outputs(source.module(*tensors), source)
+        outputs = normalize_outputs(call_model(source, tensors), source)
         return tuple(expand_constants(outputs, warm.constant, tensors).values())
 
     return run

@@ -29,7 +29,6 @@ from exporter.model.eager.call_cost import NUMBERS_PER_SECOND
 from exporter.model.implicit.newton_solver import find_solvers
 from exporter.model.source import Inputs, Source
 from exporter.soundness.check_context import Draws, Outputs, run_eager
-from exporter.soundness.code_numbers import collect_numbers
 from exporter.soundness.execution_paths import trace_path
 from exporter.soundness.footprint import get_class_file, is_user_file
 from exporter.soundness.probe_inputs import keep_affordable_draws, keep_timely_draws
@@ -50,31 +49,41 @@ class ChosenDraws:
     """The draws that checks run, how many were left out as a call is costly, and the seconds that these would take."""
 
     draws: Draws
-    left_out: int
-    seconds: float
+    left_out: int = 0
+    seconds: float = 0.0
 
 
-def choose_draws(source: Source, probes: Draws, numbers: float, limit: float, first_run: RunRecording) -> ChosenDraws:
+def choose_draws(
+    source: Source,
+    probes: Draws,
+    numbers: float,
+    limit: float,
+    first_run: RunRecording,
+    code_numbers: Sequence[float],
+) -> ChosenDraws:
     """Return the draws at which eager mode ends in good time, and others that take further paths through the code.
 
     ``numbers``: what a call computes, 0 if nothing is known of it; ``limit``: what all draws may compute together;
-    ``first_run``: the recording of the first draw. Call it in a forked process."""
+    ``first_run``: the recording of the first draw; ``code_numbers``: those of the user's code. Call it in a forked
+    process."""
     affordable = keep_affordable_draws(probes, numbers, limit) if numbers else probes
     left_out = len(probes) - len(affordable)
-    draws = _add_branch_draws(source, affordable, first_run)
+    draws = _add_branch_draws(source, affordable, first_run, code_numbers)
     return ChosenDraws(draws, left_out, left_out * numbers / NUMBERS_PER_SECOND)
 
 
-def _add_branch_draws(source: Source, probes: Draws, run: RunRecording) -> Draws:
+def _add_branch_draws(source: Source, probes: Draws, run: RunRecording, code_numbers: Sequence[float]) -> Draws:
     # What may read data may take any number of steps.
     is_compiled = find_solvers(source.parameter_module) or find_marked_modules(source.parameter_module)
     if is_compiled or run.graph is None or _find_read_lines(run):
         probes = keep_timely_draws(source, probes)
     # A branch on data is refused where tensors have no values.
-    return probes if source.uses_autograd else (*probes, *_search_branch_inputs(source, probes, run))
+    return probes if source.uses_autograd else (*probes, *_search_branch_inputs(source, probes, run, code_numbers))
 
 
-def _search_branch_inputs(source: Source, probes: Draws, first_run: RunRecording) -> Draws:
+def _search_branch_inputs(
+    source: Source, probes: Draws, first_run: RunRecording, code_numbers: Sequence[float]
+) -> Draws:
     """Return inputs that take new paths, by label; none where no data are read."""
     runs = [first_run, *(record_run(source, inputs) for _, inputs in probes[1:2])]
     if not any(map(_find_read_lines, runs)):
@@ -85,12 +94,7 @@ def _search_branch_inputs(source: Source, probes: Draws, first_run: RunRecording
     # Other draws may hide what these paths do.
     equal = _keep_new_paths(source, _iter_equal_candidates(first, numbers), {base_path}, start + SECONDS / 2)
     others = _keep_new_paths(source, _iter_candidates(first, numbers), {base_path, *paths}, start + SECONDS)
-    whole = [i for i, t in enumerate(first) if t.numel() and not (t.is_floating_point() or t.is_complex())]
-    whole = [i for i in whole if first[i].dtype != torch.bool]
-    if not whole:
-        return (*equal, *others)
-    candidates = _iter_whole_candidates(first, whole, collect_numbers(source, first))
-    end = time.perf_counter() + SECONDS / 2
+    candidates, end = _iter_whole_candidates(first, code_numbers), time.perf_counter() + SECONDS / 2
     return (*equal, *others, *_keep_new_paths(source, candidates, {base_path}, end, least=WHOLE))
 
 
@@ -175,20 +179,20 @@ def _iter_equal_candidates(first: Inputs, numbers: list[float]) -> Iterator[tupl
                 yield f"equal values in inputs {i} and {j}", change(i, element, first[j][element])
 
 
-def _iter_whole_candidates(
-    first: Inputs, whole: Sequence[int], numbers: Iterable[float]
-) -> Iterator[tuple[str, Inputs]]:
+def _iter_whole_candidates(first: Inputs, numbers: Sequence[float]) -> Iterator[tuple[str, Inputs]]:
     """Yield inputs with another whole number in one of these inputs, everywhere and in an element: those of the code,
     and their neighbours, those first that the input does not have."""
     # They may be sizes of what the model makes.
     moderate = (int(n) for n in numbers if n == int(n) and abs(n) <= MAX_WHOLE)
     integers = dict.fromkeys(n + shift for n in moderate for shift in (0, 1, -1))
-    for i in whole:
-        own = {*first[i].flatten().tolist()}
-        fitting = [n for n in integers if _fits(n, first[i].dtype)]
+    for i, value in enumerate(first):
+        if not value.numel() or value.dtype == torch.bool or value.is_floating_point() or value.is_complex():
+            continue
+        own = {*value.flatten().tolist()}
+        fitting = [n for n in integers if _fits(n, value.dtype)]
         for number in sorted(fitting, key=lambda n, own=own: (n in own, n < 0, abs(n)))[:MAX_NUMBERS]:
-            for place in (..., (0,) * first[i].ndim):
-                changed = first[i].clone()
+            for place in (..., (0,) * value.ndim):
+                changed = value.clone()
                 changed[place] = number
                 yield f"{number} in input {i}", (*first[:i], changed, *first[i + 1 :])
 

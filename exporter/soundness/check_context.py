@@ -31,12 +31,13 @@ Outputs = dict[str, torch.Tensor] | str
 class EagerContext:
     """A model in eager mode. ``draws`` are inputs by label, ``other_inputs`` of another batch size where it has any.
 
-    ``room`` runs functions from the state before the first call."""
+    ``room`` runs functions from the state before the first call. ``code_numbers`` are those of the user's code."""
 
     source: Source
     draws: Draws
     other_inputs: Inputs
     room: CleanRooms
+    code_numbers: tuple[float, ...] = ()
 
     @property
     def inputs(self) -> Inputs:
@@ -49,7 +50,7 @@ class CaptureContext:
     """A captured model: the method ``forward_batch`` of ``module`` is the trace. ``draws`` are inputs by label.
 
     ``has_other_gradients``: whether it takes gradients by another formula than eager mode. ``limit``: the seconds that
-    a check may take."""
+    a check may take. ``code_numbers`` are those of the user's code."""
 
     warm: Warmup
     module: torch.jit.ScriptModule
@@ -57,6 +58,7 @@ class CaptureContext:
     trace_warnings: tuple[tuple[str, str], ...] = ()
     has_other_gradients: bool = False
     limit: float = DEFAULT_SECONDS
+    code_numbers: tuple[float, ...] = ()
 
     @property
     def source(self) -> Source:

@@ -112,11 +112,11 @@ def capture_beside_checks(
                 warm, captured, derivative_findings = _capture_model(
                     first, checks.context.inputs, captured_loops, options, clock
                 )
-                draws, findings = wait_for_eager()
+                eager, findings = wait_for_eager()
 
         def check_capture(clock: Stopwatch) -> tuple[Finding, ...]:
             own_options = dataclasses.replace(gate_options, report=functools.partial(clock.report, "soundness"))
-            return gate.check_after_capture(warm, captured, draws, findings, own_options)
+            return gate.check_after_capture(warm, captured, eager, findings, own_options)
 
         with _check_in_fork(source.name, check_capture, clock, is_forked=options.jobs > 1) as wait_for_capture:
             yield warm, captured, lambda: (*solver_findings, *wait_for_capture(), *derivative_findings)

@@ -11,40 +11,24 @@ from typing import Any
 import torch
 from torch import nn
 
-from exporter.model.source import Inputs, Source
-from exporter.soundness.check_context import run_eager
-from exporter.soundness.footprint import SMALL, Footprint, get_class_file, is_user_file
+from exporter.soundness.footprint import SMALL, Footprint
 
 # Numbers of one model.
 MAX_NUMBERS = 200
 
 
-def collect_numbers(source: Source, inputs: Inputs) -> tuple[float, ...]:
-    """Return the finite numbers in the code that a call runs, in what this code reads, and in small parameters and
-    buffers; also those that are written as text, as keys are."""
-    with Footprint() as footprint:
-        run_eager(source, inputs)
+def collect_numbers(module: nn.Module, footprint: Footprint) -> tuple[float, ...]:
+    """Return the finite numbers in the user's code that ran, in what it reads, and in small parameters and buffers.
+
+    Those that are written as text, as keys are, count. Attributes of layers are widths, and no thresholds of the
+    user's."""
     own = footprint.without_libraries()
-    module = source.parameter_module
-    tensors = [t.detach() for t in (*module.parameters(), *module.buffers())]
-    leaves = own.read_state(module)
     values = itertools.chain(
         (constant for code in own.codes for constant in _iter_constants(code)),
-        (leaf.value for label, leaf in leaves.items() if not _is_of_layer(label, module)),
-        tensors,
+        (leaf.value for leaf in own.read_state(module).values()),
+        (tensor.detach() for tensor in (*module.parameters(), *module.buffers())),
     )
     return tuple(itertools.islice(dict.fromkeys(_iter_numbers(values)), MAX_NUMBERS))
-
-
-def _is_of_layer(label: str, module: nn.Module) -> bool:
-    """Return whether this is an attribute of one of torch's layers: widths, and no thresholds of the user's."""
-    if not label.startswith("attribute '"):
-        return False
-    path = label.split("'")[1].rpartition(".")[0]
-    try:
-        return not is_user_file(get_class_file(type(module.get_submodule(path))))
-    except AttributeError:
-        return False
 
 
 def _iter_constants(code: CodeType) -> Iterator[Any]:

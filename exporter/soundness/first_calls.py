@@ -21,16 +21,19 @@ from exporter.soundness.checks import (
     settings,
     unused_variables,
 )
+from exporter.soundness.code_numbers import collect_numbers
 from exporter.soundness.footprint import Footprint
 from exporter.soundness.run_recording import RunRecording, record_run
 
 
 @dataclass(frozen=True)
 class FirstCalls:
-    """The draws that checks run, and the names of the checks that have nothing to look at."""
+    """The draws that checks run, the names of the checks that have nothing to look at, and the numbers of the user's
+    code."""
 
     chosen: ChosenDraws
-    quiet: frozenset[str]
+    quiet: frozenset[str] = frozenset()
+    code_numbers: tuple[float, ...] = ()
 
 
 # A first run may have no end: nothing is known of the model yet.
@@ -42,19 +45,22 @@ def observe_first_calls(source: Source, probes: Draws, numbers: float, limit: fl
     ``numbers`` each.
 
     Call it in a forked process."""
+    footprint = Footprint()
     try:
-        quiet = _find_quiet_checks(source, probes[0][1])
+        quiet = _find_quiet_checks(source, probes[0][1], footprint)
     except Exception:
         # Each check then looks for itself, and says what keeps it from it.
         quiet = frozenset[str]()
+    code_numbers = collect_numbers(source.parameter_module, footprint)
     run = record_run(source, probes[0][1], seconds=SECONDS_OF_RECORD)
-    return FirstCalls(choose_draws(source, probes, numbers, limit, run), quiet - _find_checks_of_outputs(source, run))
+    chosen = choose_draws(source, probes, numbers, limit, run, code_numbers)
+    return FirstCalls(chosen, quiet - _find_checks_of_outputs(source, run), code_numbers)
 
 
-def _find_quiet_checks(source: Source, inputs: Inputs) -> frozenset[str]:
+def _find_quiet_checks(source: Source, inputs: Inputs, footprint: Footprint) -> frozenset[str]:
     """Return the checks that watched a call, or several, and saw nothing."""
     states = random_numbers.read_generator_states()
-    with exceptions.FailingCalls() as failing, devices.DeviceQueries() as asking, Footprint() as footprint:
+    with exceptions.FailingCalls() as failing, devices.DeviceQueries() as asking, footprint:
         outputs = run_eager(source, inputs)
     has_failed = isinstance(outputs, str)
     has_something = {

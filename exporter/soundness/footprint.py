@@ -72,6 +72,7 @@ class Footprint:
 
     def __init__(self) -> None:
         self.codes: dict[types.CodeType, dict[str, Any]] = {}
+        self.has_libraries = True
         self._searched_count = 0
         self._function_cache: list[types.FunctionType] = []
 
@@ -91,8 +92,9 @@ class Footprint:
             self.codes[frame.f_code] = frame.f_globals
 
     def without_libraries(self) -> Footprint:
-        """Return the footprint without the code of installed libraries."""
+        """Return the footprint without the code of installed libraries, and attributes of their modules."""
         other = Footprint()
+        other.has_libraries = False
         other.codes = {c: space for c, space in self.codes.items() if "site-packages" not in c.co_filename}
         return other
 
@@ -114,7 +116,7 @@ class Footprint:
     def _iter_roots(self, module: nn.Module) -> Iterator[tuple[str, Any, Callable[[Any], Any] | None]]:
         for path, child in module.named_modules():
             for name, value in list(vars(child).items()):
-                if name not in _INTERNALS:
+                if name not in _INTERNALS and (self.has_libraries or not _is_of_library(type(child))):
                     label = f"attribute {f'{path}.{name}' if path else name!r}"
                     yield label, value, functools.partial(setattr, child, name)
             for own, tensor in (*child.named_parameters(recurse=False), *child.named_buffers(recurse=False)):
@@ -197,6 +199,11 @@ def parse_file(file: str) -> ast.Module:
 def get_class_file(cls: type) -> str:
     """Return the file that defines a class, or ``<frozen`` where there is none."""
     return getattr(sys.modules.get(cls.__module__), "__file__", None) or "<frozen"
+
+
+def _is_of_library(cls: type) -> bool:
+    file = get_class_file(cls)
+    return not is_user_file(file) or "site-packages" in file
 
 
 _SEQUENCES: tuple[Any, ...] = (list, tuple, set, frozenset, collections.deque)

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from exporter.capture.data_dependence import SIZE
-from exporter.capture.value_reads import Change
+from exporter.capture.value_reads import Change, ValueRead
 from exporter.common.tensors import bitwise_equal
 from exporter.graph.torch_nodes import iterate_nodes
 from exporter.model.source import Inputs, Source
@@ -28,22 +28,26 @@ def depends_on_data(labels: frozenset[str]) -> bool:
     return any(not label.startswith(SIZE) for label in labels)
 
 
+def list_data_reads(run: RunRecording) -> list[tuple[int, ValueRead]]:
+    """List the reads of data, each with its position among all reads."""
+    reads = zip(run.reads, run.origins, strict=True)
+    return [(i, read) for i, (read, labels) in enumerate(reads) if depends_on_data(labels)]
+
+
 class FurtherRuns:
-    """The runs that a check may spend on more than the values next to those that were read, counted by operations."""
+    """The runs that a check may spend on more than the values next to those that were read: fewer of a large model, of
+    which ``recording`` is one run. ``has_refused``: whether one was asked for that is not allowed."""
 
-    def __init__(self) -> None:
-        self._left, self.refused = MOST_FURTHER_RUNS, 0
-
-    def limit(self, recording: RunRecording) -> None:
-        """Allow fewer runs of a large model."""
+    def __init__(self, recording: RunRecording) -> None:
         operations = sum(1 for _ in iterate_nodes(recording.graph))
         self._left = max(LEAST_FURTHER_RUNS, min(MOST_FURTHER_RUNS, OPERATIONS // max(1, operations)))
+        self.has_refused = False
 
     def take(self) -> bool:
         """Return whether one more run is allowed, and count it."""
         self._left -= 1
-        self.refused += self._left == -1
-        return self._left >= 0
+        self.has_refused = self._left < 0
+        return not self.has_refused
 
 
 class ForcedReads:

@@ -19,6 +19,7 @@ from exporter.capture.passes import CaptureResult
 from exporter.common.errors import UnsoundError, UsageError, suggest_names
 from exporter.common.forking import DEFAULT_SECONDS, ForkedCall, ForkFailedError
 from exporter.model.eager.warmup import FirstRun, Warmup
+from exporter.soundness.branch_search import ChosenDraws
 from exporter.soundness.check_context import CaptureContext, EagerContext
 from exporter.soundness.checks import (
     batch_ranks,
@@ -39,7 +40,7 @@ from exporter.soundness.checks import (
     unused_variables,
 )
 from exporter.soundness.clean_room import CleanRooms
-from exporter.soundness.first_calls import observe_first_calls
+from exporter.soundness.first_calls import FirstCalls, observe_first_calls
 from exporter.soundness.probe_inputs import LIMIT, Draws, draw_probe_inputs, keep_affordable_draws
 
 _Context = TypeVar("_Context", EagerContext, CaptureContext)
@@ -103,18 +104,18 @@ class EagerChecks:
     context: EagerContext
     options: GateOptions
 
-    def run(self) -> tuple[Draws, tuple[Finding, ...]]:
-        """Choose draws from the model's first calls, and run the checks; return the draws and the findings.
+    def run(self) -> tuple[EagerContext, tuple[Finding, ...]]:
+        """Choose draws from the model's first calls, and run the checks; return their context and the findings.
 
         Raises ``UnsoundError``."""
         options = self.options
-        draws, quiet, findings = _observe_first_calls(self.first, self.context.room, self.context.draws, options)
-        context = dataclasses.replace(self.context, draws=draws)
+        calls, findings = _observe_first_calls(self.first, self.context.room, self.context.draws, options)
+        context = dataclasses.replace(self.context, draws=calls.chosen.draws, code_numbers=calls.code_numbers)
         if options.second_opinion:
             opinion, _ = _run_check(torch_export_opinion.CHECK, torch_export_opinion.check, context)
             findings += opinion
-        _collect(context.source.name, _BEFORE, _run_in_rooms(_BEFORE, context, quiet), findings, options)
-        return draws, apply_allowances(findings, options.allowances)
+        _collect(context.source.name, _BEFORE, _run_in_rooms(_BEFORE, context, calls.quiet), findings, options)
+        return context, apply_allowances(findings, options.allowances)
 
 
 def make_eager_checks(first: FirstRun, room: CleanRooms, seed: int, options: GateOptions) -> EagerChecks:
@@ -128,9 +129,8 @@ def make_eager_checks(first: FirstRun, room: CleanRooms, seed: int, options: Gat
 
 def _observe_first_calls(
     first: FirstRun, room: CleanRooms, probes: Draws, options: GateOptions
-) -> tuple[Draws, frozenset[str], list[Finding]]:
-    """Return the draws that the checks run, the checks that have nothing to look at, and the findings about draws that
-    are not run."""
+) -> tuple[FirstCalls, list[Finding]]:
+    """Return what the first calls show, and the findings about draws that are not run."""
     findings: list[Finding] = []
 
     def report_left_out(count: int, seconds: float) -> None:
@@ -147,19 +147,22 @@ def _observe_first_calls(
         calls = room(observe_first_calls, probes, first.cost.estimate(first.sizes[0]), limit)
     except ForkFailedError as error:
         findings.append(_make_not_run_finding(data_reads.CHECK, f"inputs for every branch: {error}"))
-        return probes, frozenset(), findings
+        return FirstCalls(ChosenDraws(probes)), findings
     options.report("first calls", 0, len(RUNS), time.perf_counter() - start)
     if calls.chosen.left_out:
         report_left_out(calls.chosen.left_out, calls.chosen.seconds)
-    return calls.chosen.draws, calls.quiet, findings
+    return calls, findings
 
 
 def check_after_capture(
-    warm: Warmup, captured: CaptureResult, probes: Draws, before: Sequence[Finding], options: GateOptions
+    warm: Warmup, captured: CaptureResult, eager: EagerContext, before: Sequence[Finding], options: GateOptions
 ) -> tuple[Finding, ...]:
-    """Check the capture against the model; ``before`` are earlier findings. Raises ``UnsoundError``."""
-    is_other = has_other_gradients(warm.source, captured.operators)
-    context = CaptureContext(warm, captured.module, probes, captured.tracer_warnings, is_other, options.limit)
+    """Check the capture against the model; ``eager`` and ``before`` are the context of the earlier checks and their
+    findings. Raises ``UnsoundError``."""
+    is_other, limit = has_other_gradients(warm.source, captured.operators), options.limit
+    context = CaptureContext(
+        warm, captured.module, eager.draws, captured.tracer_warnings, is_other, limit, eager.code_numbers
+    )
     findings = [*before, *captured.findings]
     _collect(warm.source.name, _AFTER, _run_in_forks(_AFTER, context, options.jobs), findings, options)
     return apply_allowances(findings, options.allowances)

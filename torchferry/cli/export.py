@@ -227,9 +227,9 @@ def print_exported(
 def _print_result(result: Exported, against: Path | None) -> None:
     from exporter.archive.formats import count_bytes
     from exporter.archive.variable_units import CHECK as UNITS
-    from exporter.capture.open_sizes import CHECK as SIZES
     from exporter.model.argument_structures import CHECK as ARGUMENTS
     from exporter.model.eager.batch_choice import CHECK as BATCH
+    from exporter.model.eager.dynamic_sizes import OPEN_SIZES
     from runtime_checks.report import render
 
     out.print(render(result.report))
@@ -237,7 +237,7 @@ def _print_result(result: Exported, against: Path | None) -> None:
         out.print(render(container.report))
     for finding in result.contract.findings:
         # What nobody has said.
-        if finding.check in (BATCH, SIZES, ARGUMENTS, UNITS):
+        if finding.check in (BATCH, OPEN_SIZES, ARGUMENTS, UNITS):
             out.print(Text(f"{finding.check}: {finding.what}: {finding.reason}"), soft_wrap=True)
     for path in dict.fromkeys((result.path, *(c.path for c in result.containers))):
         out.print(f"wrote {path} ({count_bytes(path)} bytes)", soft_wrap=True)

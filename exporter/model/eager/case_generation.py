@@ -13,7 +13,7 @@ from exporter.archive.tensor_spec import fits_shape
 from exporter.common.errors import WarmupError
 from exporter.common.tensors import all_close, copy_transposed, copy_with_gaps
 from exporter.model.eager.derivatives import compute_jacobian_blocks, compute_jvp, compute_vjp
-from exporter.model.eager.dynamic_sizes import check_output_sizes, format_sizes
+from exporter.model.eager.dynamic_sizes import OPEN_SIZES, check_output_sizes, format_sizes
 from exporter.model.eager.evaluation import eager_context, evaluate, expand_constants
 from exporter.model.eager.extreme_inputs import draw_extreme_inputs
 from exporter.model.eager.warmup import Warmup
@@ -21,8 +21,6 @@ from exporter.model.implicit.implicit_update import record_solves, stack_infos
 from exporter.model.source import Inputs
 
 METHOD = "forward"
-# The name of findings about open sizes.
-OPEN_SIZES = "open sizes"
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,8 @@ from exporter.model.eager.evaluation import evaluate, find_forward_line
 from exporter.model.eager.input_sampling import InputSampler
 from exporter.model.source import Source
 
+# The name of findings about open sizes.
+OPEN_SIZES = "open sizes"
 # Candidates for the traced size and the one compared with it: neither may be a dimension of the model.
 TRACED_SIZES = (5, 7, 11, 13, 17, 19, 23, 29)
 # Those where a call is costly.
@@ -105,7 +107,7 @@ def _make_size_error(
 ) -> CaptureError:
     return CaptureError(
         f"output {name!r} of model {source.name!r} has a size that is neither fixed nor an input's",
-        check="open sizes",
+        check=OPEN_SIZES,
         where=find_forward_line(source),
         got="; ".join(f"shape {list(shape)} at {format_sizes(sizes)}" for shape, sizes in observations),
         expected=expected,

@@ -31,9 +31,8 @@ from exporter.soundness.check_context import (
     locate_divergence,
     make_refusal,
 )
-from exporter.soundness.code_numbers import collect_numbers
 from exporter.soundness.footprint import get_class_file, is_user_file
-from exporter.soundness.forced_reads import ForcedReads, FurtherRuns, depends_on_data
+from exporter.soundness.forced_reads import ForcedReads, FurtherRuns, list_data_reads
 from exporter.soundness.run_recording import RunRecording, record_run
 
 CHECK = "batch size"
@@ -43,12 +42,12 @@ _MEND = (
 )
 SMALL = (1, 2, 0, 3, 4, 8)
 SIZES = (*SMALL, 16, 33, 64, 100, 128, 255, 256, 1000, 1024, 2048, 4096, 5000)
-# At most so many sizes are tried, or as many as the first run's literals ask for.
-MAX_SIZES = 60
-LARGE = (10_000, 100_000)
-MAX_SOLVED_BATCH = 256
 # Sizes that are tried since the code has such a number.
 MAX_CODE_SIZES = 12
+# At most so many sizes are tried, or as many as the first run's literals ask for.
+MAX_SIZES = 60 + 3 * MAX_CODE_SIZES
+LARGE = (10_000, 100_000)
+MAX_SOLVED_BATCH = 256
 # If the user's code reads sizes, the check may cost so many times as much as another, for all sizes but the large ones.
 READS_FACTOR = 20
 
@@ -103,11 +102,12 @@ def check(context: CaptureContext) -> list[Finding]:
         reads, literals = _find_size_reads(base), _find_literals(base)
         user_reads = _find_user_reads(source, reads)
         # A size may be looked up in a table, which no read shows.
-        code_sizes = _list_code_sizes(source, traced) if _has_user_module(source) else []
+        code_sizes = _list_code_sizes(context.code_numbers) if _has_user_module(source) else []
         factor = READS_FACTOR if user_reads else 1
         trials = _Trials(context, factor, torch.Generator().manual_seed(0), [warm.traced_sizes[0]])
         pending = _list_sizes(context, literals, code_sizes, is_user_read=bool(user_reads))
-        seen, allowed = set(), max(0, MAX_SIZES - len(pending) + len(_list_neighbours(code_sizes)))
+        seen, allowed = set(), max(0, MAX_SIZES - len(pending))
+        further_runs = FurtherRuns(base)
         while pending:
             size = pending.pop(0)
             if size in seen:
@@ -118,8 +118,8 @@ def check(context: CaptureContext) -> list[Finding]:
                 return [_make_finding(context, base, inputs, f"{source.size_name} {size}", mismatch)]
             if inputs and user_reads and size <= SIZES[-1]:
                 # Another path through the code compares with other literals, and may read data.
-                run = record_run(source, inputs)
-                if finding := _judge_new_reads(source, base, inputs, run, f"{source.size_name} {size}"):
+                run, size_text = record_run(source, inputs), f"{source.size_name} {size}"
+                if finding := _judge_new_reads(base, ForcedReads(source, inputs, run, further_runs), size_text):
                     return [finding]
                 new_literals = [n for n in _find_literals(run) if n not in literals]
                 literals += new_literals
@@ -194,25 +194,19 @@ def _find_literals(base: RunRecording) -> list[int]:
     return sorted(n for n in numbers if n > 2)
 
 
-def _judge_new_reads(
-    source: Source, base: RunRecording, inputs: Inputs, run: RunRecording, size_text: str
-) -> Finding | None:
+def _judge_new_reads(base: RunRecording, trials: ForcedReads, size_text: str) -> Finding | None:
     """Return a finding for data that Python reads at this size only, where another answer has an effect."""
-    pairs = zip(base.reads, base.origins, strict=True)
-    known = {(read.where, read.kind) for read, labels in pairs if depends_on_data(labels)}
-    reads = enumerate(zip(run.reads, run.origins, strict=True))
-    new = [(i, read) for i, (read, labels) in reads if (read.where, read.kind) not in known and depends_on_data(labels)]
-    trials = ForcedReads(source, inputs, run, FurtherRuns())
-    for position, read in new:
-        if effect := trials.describe_branches(position):
+    known = {(read.where, read.kind) for _, read in list_data_reads(base)}
+    for position, read in list_data_reads(trials.base):
+        if (read.where, read.kind) not in known and (effect := trials.describe_branches(position)):
             what = f"{read.kind} reads data into Python at some sizes"
             return make_refusal(CHECK, what, read.where, f"at {size_text}: {effect}", _MEND)
     return None
 
 
-def _list_code_sizes(source: Source, inputs: Inputs) -> list[int]:
+def _list_code_sizes(code_numbers: Sequence[float]) -> list[int]:
     """List sizes that the user's code may compare with in Python, where the graph does not have them."""
-    sizes = (int(n) for n in collect_numbers(source, inputs) if n == int(n) and 2 < n <= SIZES[-1])
+    sizes = (int(n) for n in code_numbers if n == int(n) and 2 < n <= SIZES[-1])
     return [*itertools.islice(sizes, MAX_CODE_SIZES)]
 
 

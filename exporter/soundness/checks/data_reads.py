@@ -29,8 +29,8 @@ from exporter.soundness.check_context import (
     make_refusal,
     run_eager,
 )
-from exporter.soundness.code_numbers import collect_numbers, list_values_between
-from exporter.soundness.forced_reads import OTHER_OPERATIONS, RAISES, ForcedReads, FurtherRuns, depends_on_data
+from exporter.soundness.code_numbers import list_values_between
+from exporter.soundness.forced_reads import OTHER_OPERATIONS, RAISES, ForcedReads, FurtherRuns, list_data_reads
 from exporter.soundness.run_recording import RunRecording, record_run
 
 CHECK = "data read"
@@ -48,16 +48,15 @@ ReadLine = tuple[str, str]
 
 def check(context: EagerContext) -> list[Finding]:
     """Check the effect of every read of data into Python."""
-    return context.room(_check, [inputs for _, inputs in context.draws])
+    return context.room(_check, [inputs for _, inputs in context.draws], context.code_numbers)
 
 
 class _Recordings:
     """Recordings of the draws, each made once. Graphs are kept of the first two alone, as those of large models are."""
 
-    def __init__(self, source: Source, draws: Sequence[Inputs]) -> None:
-        self.source, self.draws = source, draws
+    def __init__(self, source: Source, draws: Sequence[Inputs], code_numbers: Sequence[float]) -> None:
+        self.source, self.draws, self.code_numbers = source, draws, code_numbers
         self._made: dict[int, RunRecording] = {}
-        self.further_runs = FurtherRuns()
 
     def record(self, index: int) -> RunRecording:
         """Return the recording of this draw."""
@@ -67,22 +66,21 @@ class _Recordings:
         return self._made[index]
 
     @functools.cached_property
-    def numbers(self) -> tuple[float, ...]:
-        """Return the numbers that reads may be compared with."""
-        return collect_numbers(self.source, self.draws[0])
+    def further_runs(self) -> FurtherRuns:
+        """Return the runs that all lines share."""
+        return FurtherRuns(self.record(0))
 
     def list_values(self, index: int, line: ReadLine) -> tuple[str, ...]:
         """Return what this line reads at a draw."""
         return tuple(read.value for read in self.record(index).reads if (read.where, read.kind) == line)
 
 
-def _check(source: Source, draws: Sequence[Inputs]) -> list[Finding]:
-    recordings = _Recordings(source, draws)
+def _check(source: Source, draws: Sequence[Inputs], code_numbers: Sequence[float]) -> list[Finding]:
+    recordings = _Recordings(source, draws, code_numbers)
     # Without values all recordings are alike.
     bases = [recordings.record(i) for i in range(1 if source.uses_autograd else 2)]
     if failures := [base.failure for base in bases if base.graph is None]:
         raise ForkFailedError(failures[0])
-    recordings.further_runs.limit(bases[0])
     lines: dict[ReadLine, frozenset[str]] = {}
     for base in bases:
         for read, origin in zip(base.reads, base.origins, strict=True):
@@ -100,8 +98,8 @@ def _check(source: Source, draws: Sequence[Inputs]) -> list[Finding]:
         # Where another answer raises, the model itself says that there is none.
         if not is_same or is_empty or (finding.severity == "unsound" and RAISES not in finding.evidence):
             findings.append(finding)
-    if recordings.further_runs.refused:
-        what = f"{recordings.further_runs.refused} reads of data were not tried with all numbers of the code"
+    if recordings.further_runs.has_refused:
+        what = "not all reads of data were tried with the numbers of the code, and together with others"
         findings.append(Finding(CHECK, what, reason="the model reads more data than a check may try"))
     return findings
 
@@ -181,11 +179,7 @@ def _describe_effect(
     at these data (``if mask.any(): x[mask] = 0``)."""
     for inputs, base in bases:
         trials = ForcedReads(recordings.source, inputs, base, recordings.further_runs)
-        positions = [
-            i
-            for i, (read, origin) in enumerate(zip(base.reads, base.origins, strict=True))
-            if (read.where, read.kind) == (where, operation) and depends_on_data(origin)
-        ]
+        positions = [i for i, read in list_data_reads(base) if (read.where, read.kind) == (where, operation)]
         for position in _spread(positions, READS):
             for index in range(VARIANTS):
                 if effect := trials.describe_variant(position, lambda value, k=index: pick_variant(value, k)):
@@ -203,7 +197,7 @@ def _describe_numbers(recordings: _Recordings, trials: ForcedReads, position: in
         read_number = float(trials.base.reads[position].value)
     except ValueError:
         return ""
-    for number in list_values_between(recordings.numbers, read_number, MOST_NUMBERS):
+    for number in list_values_between(recordings.code_numbers, read_number, MOST_NUMBERS):
         if not recordings.further_runs.take():
             return ""
         if effect := trials.describe_variant(position, lambda value, number=number: type(value)(number)):

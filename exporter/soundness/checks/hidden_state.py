@@ -27,7 +27,6 @@ from exporter.soundness.check_context import (
     run_eager,
 )
 from exporter.soundness.checks.random_numbers import read_generator_states
-from exporter.soundness.code_numbers import collect_numbers
 from exporter.soundness.culprit_line import find_culprit_line
 from exporter.soundness.footprint import Footprint, Leaf, make_other_values
 from exporter.soundness.run_recording import digest
@@ -53,7 +52,7 @@ def check(context: EagerContext) -> list[Finding]:
         # Two runs differ by themselves then, and another check reports it.
         return findings
     first_outputs = [first_output, *(room(run_eager, inputs) for inputs in draws[1:])]
-    findings += room(_check_later_calls, draws, first_outputs)
+    findings += room(_check_later_calls, draws, first_outputs, context.code_numbers)
     if findings and findings[0].severity == "unsound":
         where = room(_find_first_write, draws) or findings[0].where
         return [dataclasses.replace(findings[0], where=where), *findings[1:]]
@@ -124,7 +123,9 @@ def _fingerprint_tensor(value: torch.Tensor) -> tuple[int, str]:
     return value._version, digest(value.to_dense() if value.layout != torch.strided else value)
 
 
-def _check_later_calls(source: Source, draws: Sequence[Inputs], first_outputs: Sequence[Any]) -> list[Finding]:
+def _check_later_calls(
+    source: Source, draws: Sequence[Inputs], first_outputs: Sequence[Any], code_numbers: Sequence[float]
+) -> list[Finding]:
     """Compare outputs of later calls with those of first calls; where they agree, check what changes meanwhile."""
     # Gradients that this call leaves are cleared.
     with eager_context(source), Footprint() as footprint:
@@ -152,10 +153,12 @@ def _check_later_calls(source: Source, draws: Sequence[Inputs], first_outputs: S
         if not outputs_equal(run_eager(source, draws[0]), first_outputs[0]):
             evidence = f"after {count + 1 + len(order)} calls"
             return [_make_finding(source, "equal calls give different outputs", evidence)]
-    return _check_counters(source, draws, footprint)
+    return _check_counters(source, draws, footprint, code_numbers)
 
 
-def _check_counters(source: Source, draws: Sequence[Inputs], footprint: Footprint) -> list[Finding]:
+def _check_counters(
+    source: Source, draws: Sequence[Inputs], footprint: Footprint, code_numbers: Sequence[float]
+) -> list[Finding]:
     """Set state that changes from call to call to other values, and compare outputs."""
     states: list[Mapping[str, Leaf]] = []
     for inputs in (draws[0], draws[0], draws[1], draws[-1], draws[0]):
@@ -164,15 +167,14 @@ def _check_counters(source: Source, draws: Sequence[Inputs], footprint: Footprin
     labels = dict.fromkeys(label for state in states for label in state)
     fingerprints = {n: {s[n].fingerprint if n in s else "" for s in states[:-1]} for n in labels}
     changing = [label for label, distinct in fingerprints.items() if len(distinct) > 1]
-    harmless, numbers = [], None
+    harmless = []
     for label in changing:
         leaf = states[-1].get(label)
         if leaf is None or (put := leaf.put) is None:
             continue
         others = make_other_values(leaf.value)
         if isinstance(leaf.value, int) and not isinstance(leaf.value, bool) and len(harmless) < MAX_COUNTERS:
-            numbers = collect_numbers(source, draws[0]) if numbers is None else numbers
-            others += _list_counts(numbers)
+            others += _list_counts(code_numbers)
         for value in others:
             with contextlib.suppress(IndexError, KeyError, AttributeError):
                 # The container may have changed meanwhile.

@@ -10,11 +10,12 @@ from torch import nn
 
 import torchferry
 from exporter.capture import open_sizes
-from exporter.capture.open_sizes import CHECK, choose_sizes, fix_sizes
+from exporter.capture.open_sizes import choose_sizes, fix_sizes
 from exporter.common.errors import CaptureError, MismatchError, OperatorError, UnsoundError, UsageError
 from exporter.common.forking import ForkFailedError
 from exporter.frontends import python_factory
 from exporter.model.eager.batch_choice import ShapeChoice, choose_batch
+from exporter.model.eager.dynamic_sizes import OPEN_SIZES
 from exporter.model.source import Source
 from torchferry.sources import load_model
 
@@ -44,7 +45,7 @@ def find(function, choice: ShapeChoice | None = None, **examples: torch.Tensor) 
 
 
 def explain(source: Source, axis: str) -> str:
-    (reason,) = [f.reason for f in source.findings if f.check == CHECK and f.what == f"{axis} is fixed"]
+    (reason,) = [f.reason for f in source.findings if f.check == OPEN_SIZES and f.what == f"{axis} is fixed"]
     return reason
 
 
@@ -149,7 +150,7 @@ def test_a_trial_that_ends_its_process(monkeypatch):
 
     monkeypatch.setattr(open_sizes, "run_in_fork", end)
     source = find(lambda m, x, y: x * 2, x=rows(5, 3))
-    assert [(f.what, f.reason) for f in source.findings if f.check == CHECK] == [
+    assert [(f.what, f.reason) for f in source.findings if f.check == OPEN_SIZES] == [
         ("sizes were not tried", "its process was killed")
     ]
     with pytest.raises(CaptureError, match=r"sizes were not tried(.|\n)*killed(.|\n)*--sizes fixed"):
@@ -170,7 +171,7 @@ def test_names_are_identifiers():
 def test_it_is_as_asked_for():
     fixed = find(lambda m, x, y: x * 2, ShapeChoice(sizes="fixed"), x=rows(5, 3))
     assert fixed.inputs[0].shape == (5, 3)
-    assert not any(f.check == CHECK for f in fixed.findings)
+    assert not any(f.check == OPEN_SIZES for f in fixed.findings)
     assert find(lambda m, x, y: x * 2, ShapeChoice(), x=rows(5, 3)).may_fix_sizes
     assert not find(lambda m, x, y: x * 2, ShapeChoice(sizes="open"), x=rows(5, 3)).may_fix_sizes
     with pytest.raises(UsageError, match=r"no size of model 'm' is open(.|\n)*size 0 of 'x': a trace(.|\n)*size 1 of"):
@@ -211,7 +212,7 @@ def test_errors_that_sizes_may_be_the_cause_of(error, is_fixed):
     if fixed_source is not None:
         assert fixed_source.inputs[0].shape == (5, 3)
         assert fix_sizes(fixed_source, error) is None
-        (finding,) = [f for f in fixed_source.findings if f.check == CHECK]
+        (finding,) = [f for f in fixed_source.findings if f.check == OPEN_SIZES]
         assert finding.reason == "with x_0, x_1 open: w"
 
 
@@ -240,7 +241,7 @@ def test_sizes_that_the_gate_refuses_are_those_of_the_examples(tmp_path):
     """A size far from the examples decides; nobody has asked for open sizes."""
     (exported,) = torchferry.export(Far(), inputs={"x": rows(5)}, output=tmp_path / "m.pt")
     assert exported.contract.inputs[0].shape == (5,)
-    (finding,) = [f for f in exported.contract.findings if f.check == CHECK]
+    (finding,) = [f for f in exported.contract.findings if f.check == OPEN_SIZES]
     assert finding.what == "all sizes are those of the examples"
     assert "with x_0 open: model 'Far' cannot be captured soundly" in finding.reason
     (checked,) = torchferry.check(Far(), inputs={"x": rows(5)})

@@ -67,9 +67,9 @@ def test_what_is_traced_is_the_first_draw_of_the_checks(monkeypatch):
         seen.append(inputs)
         return capture(warm, inputs, *arguments)
 
-    def record_draws(warm, captured, draws, *arguments):
-        seen.append(draws[0][1])
-        return check_after_capture(warm, captured, draws, *arguments)
+    def record_draws(warm, captured, eager, *arguments):
+        seen.append(eager.inputs)
+        return check_after_capture(warm, captured, eager, *arguments)
 
     monkeypatch.setattr(checked_capture, "capture", record_traced)
     monkeypatch.setattr(gate, "check_after_capture", record_draws)

@@ -7,7 +7,9 @@ from torch import nn
 
 from exporter.frontends import python_factory
 from exporter.model.eager.evaluation import eager_context
+from exporter.soundness.check_context import run_eager
 from exporter.soundness.code_numbers import collect_numbers, list_values_between
+from exporter.soundness.footprint import Footprint
 
 LIMIT = 1357.77
 
@@ -31,9 +33,10 @@ class Table(nn.Module):
 def test_numbers_of_source_and_state():
     x = torch.rand(3, 2, dtype=torch.float64)
     source = python_factory.source_from_module(Table(), "m", {"x": x}, "here")
-    with eager_context(source):
-        numbers = collect_numbers(source, (x,))
-        assert numbers == collect_numbers(source, (x,))
+    with eager_context(source), Footprint() as footprint:
+        run_eager(source, (x,))
+    numbers = collect_numbers(source.parameter_module, footprint)
+    assert numbers == collect_numbers(source.parameter_module, footprint)
     assert {4.95, LIMIT, 60.0, 17.0, 700.0, 273.15, 273.17, 300.0, 50.0} <= {*numbers}
     assert not {91.0, 93.0} & {*numbers}, "widths of layers are no thresholds"
 

@@ -301,11 +301,11 @@ def test_the_control_of_the_read_check():
     source = source_of(HAZARDS / "newton_while_item.py", "Hazard")
     inputs = tuple(torch.cat([t, t[:1]]) for t in source.calls[0])
     with eager_context(source):
-        (result,) = data_reads._check(source, [inputs, inputs])[:1]
+        (result,) = data_reads._check(source, [inputs, inputs], ())[:1]
     assert result.severity == "unsound"
     twin = source_of(HAZARDS / "newton_while_item.py", "Sound")
     with eager_context(twin):
-        assert not [f for f in data_reads._check(twin, [inputs, inputs]) if f.severity == "unsound"]
+        assert not [f for f in data_reads._check(twin, [inputs, inputs], ()) if f.severity == "unsound"]
 
 
 def test_numbers_keep_the_dtype_that_they_had_no_say_in(tmp_path):

@@ -78,14 +78,14 @@ def test_draws_are_chosen_by_what_a_call_computes():
     source = source_for(model_of(lambda self, x: x.tanh()))
     probes = probe_inputs.draw_probe_inputs(run_first(source, 0).sampler, 5, torch.Generator().manual_seed(0))
     run = record_run(source, probes[0][1])
-    chosen = {n: branch_search.choose_draws(source, probes, 7e8, n * 7e8, run) for n in (1, 6.5, 1000)}
+    chosen = {n: branch_search.choose_draws(source, probes, 7e8, n * 7e8, run, ()) for n in (1, 6.5, 1000)}
     assert [len(c.draws) for c in chosen.values()] == [4, 6, len(probes)]
     left_out = {n: len(probes) - len(c.draws) for n, c in chosen.items()}
     assert {n: c.left_out for n, c in chosen.items()} == left_out
     for n, c in chosen.items():
         assert c.seconds == pytest.approx(0.7 * left_out[n])
     # Nothing is known of a call.
-    assert branch_search.choose_draws(source, probes, 0.0, 1.0, run).left_out == 0
+    assert branch_search.choose_draws(source, probes, 0.0, 1.0, run, ()).left_out == 0
 
 
 @pytest.mark.parametrize("batch_ndim", [1, 0])
@@ -120,7 +120,7 @@ def test_the_draws_of_a_costly_model_are_in_the_report(monkeypatch, thorough):
 
 
 def test_a_slow_model_keeps_few_draws_where_none_could_be_chosen(monkeypatch):
-    def fail(source, probes, numbers, limit, run):
+    def fail(*_):
         raise ForkFailedError("as planted")
 
     monkeypatch.setattr(warmup, "SLOW_CALL", 0.0)
@@ -129,10 +129,10 @@ def test_a_slow_model_keeps_few_draws_where_none_could_be_chosen(monkeypatch):
     first = run_first(source, 0)
     probes = probe_inputs.draw_probe_inputs(first.sampler, 5, torch.Generator().manual_seed(0))
     room: Any = lambda function, *arguments: function(source, *arguments)  # noqa: E731
-    draws, quiet, findings = gate._observe_first_calls(first, room, probes, gate.GateOptions())
+    calls, findings = gate._observe_first_calls(first, room, probes, gate.GateOptions())
     # Nothing is known of the model then: every check runs.
-    assert not quiet
-    assert {label for label, _ in draws} == set(probe_inputs.SMALLEST)
+    assert not calls.quiet
+    assert {label for label, _ in calls.chosen.draws} == set(probe_inputs.SMALLEST)
     assert [f.severity for f in findings] == ["sound", "not run"]
 
 
@@ -157,7 +157,7 @@ def test_what_is_traced_is_the_first_of_the_chosen_draws(cost):
     first = dataclasses.replace(first, cost=CallCost((1, 2), (cost, 2 * cost)))
     with CleanRooms(first.source) as room:
         checks = gate.make_eager_checks(first, room, 0, gate.GateOptions())
-        draws, _ = checks.run()
+        draws = checks.run()[0].draws
     assert len(draws) < len(checks.context.draws) or not cost
     assert draws[0][0] == "traced"
     for value, traced in zip(draws[0][1], checks.context.inputs, strict=True):
