@@ -79,11 +79,9 @@ def export(source: AnySource, options: ExportOptions) -> list[Exported]:
         load_backend(name).require()
     verifier = FileVerifier(options.verify, ("pt", *options.container_formats))
     seed = derive_seed(options.capture.seed, "per element")
-    shapes = options.shapes
     request = options.capture.derivative_request
-    if shapes.sizes == "auto" and (options.has_kernel or (request is not None and request.has_derivatives)):
-        # A kernel, and a block of a Jacobian, are of fixed shape.
-        shapes = dataclasses.replace(shapes, sizes="fixed")
+    needs_shapes = options.has_kernel or (request is not None and request.has_derivatives)
+    shapes = dataclasses.replace(options.shapes, may_open=not needs_shapes)
     loads = resolve_sources(source, options.models, options.inputs, options.per_element, shapes, seed)
     if options.against is not None and len(loads) > 1:
         what, where = "one earlier archive cannot be compared with several models", f"--against {options.against}"

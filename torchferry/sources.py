@@ -82,7 +82,7 @@ def _list_loads(
 def load_model(load: Callable[[], Source], shapes: ShapeChoice, seed: int) -> Source:
     """Load a model, and choose whether it has a batch, and its open sizes."""
     source = load()
-    is_tried = shapes.sizes != "fixed" and (source.whole_call or has_undeclared_shapes(source))
+    is_tried = shapes.has_trials and (source.whole_call or has_undeclared_shapes(source))
     if is_tried or (source.whole_call and shapes.batch == "auto"):
         # Gradients that a model takes itself need a run with autograd.
         source = detect_inner_autograd(source, seed)

@@ -71,7 +71,7 @@ def choose_sizes(source: Source, choice: ShapeChoice, seed: int) -> Source:
     if not has_undeclared_shapes(source):
         _check_declared(source, choice)
         return source
-    if choice.sizes == "fixed":
+    if not choice.has_trials:
         return source
     try:
         sizes = run_in_fork(_try_sizes, source, seed, seconds=LIMIT)

@@ -31,12 +31,14 @@ LIMIT = 3600.0
 @dataclass(frozen=True)
 class ShapeChoice:
     """What a user says of a model without a signature: whether it has a ``batch``, and whether the ``sizes`` of whole
-    shapes are ``open``, where that is possible, or ``fixed``. With ``auto`` the model decides.
+    shapes are ``open``, where that is possible, or ``fixed``. With ``auto`` the model decides, if it ``may_open``: what
+    a kernel computes, and a block of a Jacobian, are of fixed shape.
 
     Raises ``UsageError`` for other words, and for open sizes of a batch."""
 
     batch: BatchChoice = "auto"
     sizes: SizeChoice = "auto"
+    may_open: bool = True
 
     def __post_init__(self) -> None:
         if self.batch not in BATCH_CHOICES:
@@ -46,6 +48,11 @@ class ShapeChoice:
         if self.batch == "yes" and self.sizes == "open":
             what, expected = "only whole shapes have open sizes, and a batch is asked for", "one of the two"
             raise UsageError(what, where="--batch yes --sizes open", expected=expected, mend="leave --batch out")
+
+    @property
+    def has_trials(self) -> bool:
+        """Return whether other sizes of whole shapes are tried."""
+        return self.sizes == "open" or (self.sizes == "auto" and self.may_open)
 
 
 def make_whole_shapes_finding(reason: str) -> Finding:

@@ -224,6 +224,9 @@ def test_a_file_takes_the_sizes_that_were_found(tmp_path):
     edges = torch.tensor([[0, 1, 2, 3, 4, 0, 2], [1, 2, 3, 4, 0, 2, 4]])
     model = Call(message)
     (exported,) = torchferry.export(model, inputs={"x": rows(5, 4), "y": edges}, output=tmp_path / "m.pt")
+    texts = [f.what for f in exported.contract.findings if f.check == OPEN_SIZES]
+    # The edges name five nodes.
+    assert "compared with eager mode: x_0 from 5 to 1000, y_1 from 1 to 1024" in texts
     assert [spec.shape for spec in exported.contract.inputs] == [("x_0", 4), (2, "y_1")]
     h, more = rows(9, 4), torch.tensor([[8, 7, 0], [0, 8, 8]])
     result = torchferry.load(exported.path).call("forward", {"x": h, "y": more})["h"]

@@ -26,7 +26,7 @@ from exporter.common.errors import UnsoundError, UsageError
 from exporter.common.forking import ForkFailedError, run_in_fork
 from exporter.frontends import python_factory
 from exporter.model.eager.evaluation import eager_context
-from exporter.soundness import gate
+from exporter.soundness import forced_reads, gate
 from exporter.soundness.checks import data_reads, devices
 from exporter.soundness.clean_room import CleanRooms
 from exporter.soundness.execution_paths import trace_path
@@ -490,3 +490,18 @@ def test_a_module_goes_back_to_the_mode_it_was_in():
     model = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5)).train()
     torchferry.check(model, inputs={"input": torch.rand(4, 3)})
     assert all(m.training for m in model.modules())
+
+
+def test_further_runs_are_fewer_for_a_large_model_and_the_report_says_so(monkeypatch):
+    class Logged(nn.Module):
+        signature = torchferry.Signature.of({"x": (3,)}, {"y": (3,)})
+
+        def forward(self, x):
+            self.seen = (x.mean().item(), x.max().item())
+            return x * 2.5 + 3.5
+
+    assert not any("not all reads" in f.what for f in findings_of(source_for(Logged())))
+    monkeypatch.setattr(forced_reads, "OPERATIONS", 10)
+    monkeypatch.setattr(forced_reads, "LEAST_FURTHER_RUNS", 1)
+    (note,) = [f for f in findings_of(source_for(Logged())) if "not all reads" in f.what]
+    assert (note.check, note.severity) == (data_reads.CHECK, "sound")

@@ -273,3 +273,31 @@ class Counted(nn.Module):
 def test_a_size_behind_a_number_that_follows_from_it_is_found(model, size):
     with pytest.raises(UnsoundError, match=f"at batch {size}: output"):
         torchferry.check(model)
+
+
+def test_what_grows_fastest_is_counted_at_sizes_where_it_shows():
+    """A square of 5 is little beside the operations; at 1,000 it is all that there is."""
+
+    class Pairs(nn.Module):
+        signature = torchferry.Signature.of({"x": ("n", 3)}, {"y": ()})
+
+        def forward(self, x):
+            return (x[:, None] - x[None]).square().sum()
+
+    first = warmup.measure_cost(warmup.run_first(python_factory.source_from_module(Pairs(), "m", None, "here"), 0), 0)
+    small, large = first.cost.sizes
+    assert small > 5
+    assert large <= 1000
+    # Two tensors of n by n by 3 numbers are alive at a time.
+    assert first.cost._extrapolate(first.cost.peaks, 1000) == pytest.approx(2 * 1000**2 * 3 * 8, rel=0.05)
+
+
+def test_a_cost_that_does_not_grow_is_counted_a_few_times():
+    class First(nn.Module):
+        signature = torchferry.Signature.of({"x": ("n", 3)}, {"y": (3,)})
+
+        def forward(self, x):
+            return x[0] * 2
+
+    first = warmup.measure_cost(warmup.run_first(python_factory.source_from_module(First(), "m", None, "here"), 0), 0)
+    assert first.cost.sizes[1] <= 1000

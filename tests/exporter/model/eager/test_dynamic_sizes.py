@@ -10,7 +10,7 @@ from torch import nn
 
 import torchferry
 from exporter.archive.tensor_spec import TensorSpec, fits_shape
-from exporter.common.errors import CaptureError, UnsoundError, UsageError
+from exporter.common.errors import CaptureError, UnsoundError, UnsupportedError, UsageError
 from exporter.model.eager.input_sampling import InputSampler
 from runtime_checks import native_build
 from runtime_checks.runners.libtorch_runner import LibtorchRunner
@@ -154,6 +154,8 @@ def test_outputs_of_other_sizes(tmp_path, model, text):
 def test_derivatives_have_no_shape(tmp_path):
     with pytest.raises(UsageError, match="open sizes"):
         torchferry.export(Pairs(), output=tmp_path / "m.pt", derivatives="all")
+    with pytest.raises(UnsupportedError, match="a kernel is for tensors of fixed shape"):
+        torchferry.export(Pairs(), output=tmp_path / "m", formats=["pt", "c"])
 
 
 @pytest.mark.parametrize(
