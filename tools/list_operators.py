@@ -1,11 +1,11 @@
-"""The operators of TorchScript that a file may call, made anew from the schemas of the torch at hand.
+"""The operators that a file may call, made anew from the schemas of the torch and of the package onnx at hand.
 
 python tools/list_operators.py [--write]
 
 Prints what this torch has and the list does not, and what the list has and this torch does not; ``--write`` adds the
-former to ``exporter/common/operators.txt`` and to the native library's copy. An operator is on the list unless it acts
-on something else than its arguments, or is an internal that checks nothing: read the new ones before they are
-written."""
+former to ``exporter/common/operators.txt``, to the native library's copy, and those of ONNX's standard to
+``exporter/archive/onnx_operators.txt``. An operator is on a list unless it acts on something else than its arguments,
+or is an internal that checks nothing: read the new ones before they are written."""
 
 from __future__ import annotations
 
@@ -19,6 +19,9 @@ import torch
 ROOT = Path(__file__).parents[1]
 LIST = ROOT / "exporter" / "common" / "operators.txt"
 NATIVE = ROOT / "runtime_checks" / "native" / "src" / "operators.inc"
+ONNX_LIST = ROOT / "exporter" / "archive" / "onnx_operators.txt"
+# With other results at each call.
+_RANDOM = "RandomNormal RandomNormalLike RandomUniform RandomUniformLike Multinomial Bernoulli Dropout"
 # They name files, print, set the state of a process, start threads, or send messages.
 _ACTING = """
     aten::save aten::from_file aten::manual_seed aten::seed aten::initial_seed aten::_print aten::backward
@@ -55,25 +58,45 @@ def list_pure_operators() -> set[str]:
     return (aten | {f"prim::{name}" for name in _STRUCTURE.split()}) - set(_ACTING.split())
 
 
+def list_onnx_operators() -> set[str]:
+    """List the operators of ONNX's standard, of all versions, that compute from their arguments alone."""
+    from onnx import defs
+
+    return {schema.name for schema in defs.get_all_schemas_with_history() if not schema.domain} - set(_RANDOM.split())
+
+
 def write(names: set[str]) -> None:
     """Write the list, and the native library's copy."""
     text = "\n".join(sorted(names))
     LIST.write_text(f"{text}\n")
-    NATIVE.write_text(f'R"(\n{text}\n)"\n')
+    NATIVE.write_text(format_native(text))
+
+
+def format_native(text: str) -> str:
+    """Return the native library's copy of the list."""
+    return f'R"(\n{text}\n)"\n'
 
 
 def main() -> None:
-    """Compare the list with this torch."""
+    """Compare the lists with this torch and this onnx."""
     parser = argparse.ArgumentParser(description="Compare the list of operators with the torch at hand.")
     parser.add_argument("--write", action="store_true", help="add what is new")
     arguments = parser.parse_args()
-    known, here = set(LIST.read_text().split()), list_pure_operators()
-    for name in sorted(here - known):
-        print(f"new in torch {torch.__version__}: {name}")
-    for name in sorted(known - here):
-        print(f"not in torch {torch.__version__}: {name}")
+    known = _compare(LIST, list_pure_operators(), f"torch {torch.__version__}")
+    known_of_onnx = _compare(ONNX_LIST, list_onnx_operators(), "onnx")
     if arguments.write:
-        write(known | here)
+        write(known)
+        ONNX_LIST.write_text("\n".join(sorted(known_of_onnx)) + "\n")
+
+
+def _compare(path: Path, here: set[str], owner: str) -> set[str]:
+    """Print how a list differs from what there is here, and return both together."""
+    known = set(path.read_text().split()) if path.exists() else set[str]()
+    for name in sorted(here - known):
+        print(f"new in {owner}: {name}")
+    for name in sorted(known - here):
+        print(f"not in {owner}: {name}")
+    return known | here
 
 
 if __name__ == "__main__":

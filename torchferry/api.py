@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -37,7 +38,7 @@ from exporter.common.errors import (
 from exporter.common.plain_text import escape_unsafe
 from exporter.common.stopwatch import Step, Watch, ignore_step
 from exporter.frontends.model_request import AdoptedFile
-from exporter.graph.archive_diff import Difference, diff_archives
+from exporter.graph.archive_diff import Difference
 from exporter.model.composition import ComposedModel, Part
 from exporter.model.eager.batch_choice import BatchChoice, ShapeChoice, SizeChoice
 from exporter.model.function_model import declare
@@ -56,13 +57,12 @@ from runtime_checks.model import Model
 from runtime_checks.model import load as _load
 from runtime_checks.native_code import NATIVE
 from runtime_checks.options import VerifyOptions
-from runtime_checks.output_agreement import compare_outputs
 from runtime_checks.report import Report
 from runtime_checks.runners.fork_server import start_runtime
 from runtime_checks.runners.subprocesses import MEMORY_LIMIT, TIME_LIMIT
-from torchferry import conversion as _conversion
 from torchferry import pipeline as _pipeline
 from torchferry import soundness_check as _soundness_check
+from torchferry.confined_files import adopt_confined, convert_confined, diff_confined
 from torchferry.conversion import Converted
 from torchferry.evaluation import evaluate, evaluate_to_file
 from torchferry.options import ExportOptions, choose_jobs, select_archive_runtimes
@@ -277,8 +277,8 @@ def adopt(
 ) -> Exported:
     """Make an archive of a file that something else wrote; verify it against that file before it appears.
 
-    As ``torchferry adopt``, but the file's code runs in this process; the command confines it. Graphs of TorchScript
-    stay as they are, branches and loops too; gradients that they take themselves become operations.
+    As ``torchferry adopt``: the file's code runs in a confined process. Graphs of TorchScript stay as they are,
+    branches and loops too; gradients that they take themselves become operations.
 
     Args:
         path: TorchScript of ``torch.jit.save``, or a program of ``torch.export.save``.
@@ -304,8 +304,8 @@ def adopt(
         adopted = torchferry.adopt("colleague.pt", inputs={"x": torch.rand(5, 3)}, output="net.pt")
         ```
     """
-    (adopted,) = export(cast("Any", AdoptedFile(Path(path), allow_native)), inputs=inputs, **options)
-    return adopted
+    source = cast("Any", AdoptedFile(Path(path), allow_native))
+    return adopt_confined(Path(path), functools.partial(export, source), {"inputs": inputs, **options})
 
 
 def _to_tuple(texts: str | Sequence[str]) -> tuple[str, ...]:
@@ -334,8 +334,8 @@ def convert(
         reduce: ``"none"`` for a kernel whose Newton loops solve for all their unknowns, as the archive does.
         finite_math: Whether a kernel may take ``0 * x`` for 0, which is wrong if ``x`` is infinite or NaN.
         devices: On what it is verified.
-        time_limit: Seconds for each process that verifies.
-        memory_limit: GiB for each process that verifies.
+        time_limit: Seconds for the confined process that converts, and for each that verifies.
+        memory_limit: GiB for each of these.
 
     Returns:
         The container's path, its contract and the report of its verification.
@@ -357,8 +357,7 @@ def convert(
     options = WriteOptions(opset, KernelOptions(finite_math, reduce))
     verify_options = VerifyOptions((), devices, time_limit, memory_limit, jobs=choose_jobs(None), trust=NATIVE)
     backend.require()
-    verifier = FileVerifier(verify_options, [format_name])
-    return _conversion.convert(source, output_path, backend, options, verifier)
+    return convert_confined(source, output_path, backend, options, verify_options)
 
 
 def check(
@@ -480,13 +479,22 @@ def verify(
     return FileVerifier(options, [format_name]).verify(Path(path), format_name)
 
 
-def diff(one: str | Path, other: str | Path, *, run: bool = False) -> Difference:
-    """Compare two archives, or any TorchScript files, as ``torchferry diff`` does.
+def diff(
+    one: str | Path,
+    other: str | Path,
+    *,
+    run: bool = False,
+    time_limit: float = TIME_LIMIT,
+    memory_limit: float = MEMORY_LIMIT,
+) -> Difference:
+    """Compare two archives, or any TorchScript files, as ``torchferry diff`` does: in a confined process.
 
     Args:
         one: The first file.
         other: The second file.
         run: Whether to run both on the stored cases of either, in fresh processes, and compare the outputs.
+        time_limit: Seconds for that process.
+        memory_limit: GiB for that process.
 
     Returns:
         The difference of graphs, contracts and outputs; ``verdict`` sums it up in a line.
@@ -500,11 +508,7 @@ def diff(one: str | Path, other: str | Path, *, run: bool = False) -> Difference
         print(torchferry.diff("old.pt", "new.pt").verdict)
         ```
     """
-
-    def run_both(a: Any, b: Any, cases: Any) -> Any:
-        return compare_outputs((a.file.path, a.contract), (b.file.path, b.contract), cases)
-
-    return diff_archives(Path(one), Path(other), run_both if run else None)
+    return diff_confined(Path(one), Path(other), run=run, time_limit=time_limit, memory_limit=memory_limit)
 
 
 def load(

@@ -66,7 +66,7 @@ def build_contract(
         schema=SCHEMA,
         name=source.name,
         source=source.origin,
-        created_with=CreatedWith(__version__, torch.__version__, platform.python_version(), command),
+        created_with=CreatedWith(__version__, str(torch.__version__), platform.python_version(), command),
         inputs=source.inputs,
         outputs=outputs,
         batch=warm.batch,

@@ -19,7 +19,7 @@ from pydantic import TypeAdapter
 from exporter.archive.cases import Cases, ReferenceCase, cases_from_tensors, list_tensors
 from exporter.archive.contract import Contract, contract_from_json
 from exporter.archive.contract_text import StrictlyRead
-from exporter.archive.onnx_data import list_data_files
+from exporter.archive.onnx_data import find_references
 from exporter.archive.sealed_manifest import Manifest, parse_manifest, seal_manifest
 from exporter.common.errors import ArchiveError, MissingRuntimeError, summarize_error
 from exporter.common.file_digest import compute_file_digest
@@ -156,7 +156,7 @@ def read(path: Path) -> OnnxFiles:
             got = f"bytes whose sha256 is not the one in {where.name}"
             raise ArchiveError("a file of the ONNX container was changed", where=str(file), got=got, mend=_COPY_ADVICE)
     for model in sorted({entry["file"] for entry in methods.values()}):
-        _check_data_files(path.with_name(model), files)
+        _check_references(path.with_name(model), files)
     contract = contract_from_json(json.dumps(content["contract"]), str(where))
     sizes = {name: (len(spec.inputs), len(spec.outputs)) for name, spec in contract.methods.items()}
     if sizes != {name: (len(entry["inputs"]), len(entry["outputs"])) for name, entry in methods.items()}:
@@ -172,14 +172,18 @@ def read(path: Path) -> OnnxFiles:
     )
 
 
-def _check_data_files(model: Path, files: Collection[str]) -> None:
-    """Raise ``ArchiveError`` if a model takes tensors from a file that has no digest."""
+def _check_references(model: Path, files: Collection[str]) -> None:
+    """Raise ``ArchiveError`` if a model takes tensors from a file that has no digest, or has operators of others."""
     try:
-        names = list_data_files(model.read_bytes())
+        references = find_references(model.read_bytes())
     except ValueError as error:
         what, got = "the file is no ONNX model", str(error)
         raise ArchiveError(what, where=str(model), got=got, mend=_COPY_ADVICE) from None
-    if strange := sorted(names - set(files)):
+    if references.strange:
+        what, got = "a model has what is no operator that only computes", sorted(references.strange)[0]
+        expected = "operators of the standard, without random numbers, that torchferry writes"
+        raise ArchiveError(what, where=str(model), got=got, expected=expected, mend="export it again")
+    if strange := sorted(references.files - set(files)):
         what, expected = "a model takes tensors from a file that its manifest does not name", ", ".join(sorted(files))
         raise ArchiveError(what, where=str(model), got=strange[0], expected=expected, mend="export it again")
 

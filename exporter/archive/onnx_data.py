@@ -1,10 +1,12 @@
-"""The files that an ONNX model takes its tensors from, read from its bytes without the package onnx.
+"""What an ONNX model refers to: files of tensors, and operators; read from its bytes without the package onnx.
 
 A model is a message of protocol buffers (protobuf.dev, Encoding); the numbers of fields are those of onnx.proto."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
 
 # By kind of message, its fields that may hold a tensor, or a message that does, and their kinds.
 _INNER: dict[str, dict[int, str]] = {
@@ -18,22 +20,58 @@ _INNER: dict[str, dict[int, str]] = {
     "tensor": {13: "entry"},
 }
 _KEY, _VALUE = 1, 2
+# Of nodes, and of functions.
+_OPERATOR, _DOMAIN, _FUNCTION_DOMAIN = 4, 7, 10
+# The standard's own operators, which compute from their arguments; ``tools/list_operators.py`` makes the list.
+OPERATORS = frozenset(Path(__file__).with_name("onnx_operators.txt").read_text().split())
+_DEFAULT_DOMAINS = ("", "ai.onnx")
+# Of functions that a model brings along; no runtime has operators there.
+_OWN_DOMAINS = "pkg."
 _VARINT, _FIXED_64, _BYTES, _FIXED_32 = 0, 1, 2, 5
 
 
-def list_data_files(model: bytes) -> set[str]:
-    """Return the names of the files that hold tensors of a model. Raises ``ValueError`` for bytes that are no model."""
-    names = set()
+@dataclass(frozen=True)
+class References:
+    """The names of the ``files`` that hold tensors of a model, and what it has that is no operator of the list."""
+
+    files: set[str] = field(default_factory=set)
+    strange: set[str] = field(default_factory=set)
+
+
+def find_references(model: bytes) -> References:
+    """Return what a model refers to. Raises ``ValueError`` for bytes that are no model."""
+    references = References()
     todo = [("model", memoryview(model))]
     while todo:
         kind, message = todo.pop()
         if kind == "entry":
             fields = dict(_iterate_fields(message))
             if bytes(fields.get(_KEY, b"")) == b"location":
-                names.add(bytes(fields.get(_VALUE, b"")).decode())
+                references.files.add(bytes(fields.get(_VALUE, b"")).decode())
             continue
-        todo += [(_INNER[kind][number], data) for number, data in _iterate_fields(message) if number in _INNER[kind]]
-    return names
+        fields = list(_iterate_fields(message))
+        if kind == "node":
+            references.strange.update(_find_strange_names(fields))
+        elif kind == "function":
+            domains = _list_texts(fields, _FUNCTION_DOMAIN) or [""]
+            references.strange.update(f"a function of domain {d!r}" for d in domains if not d.startswith(_OWN_DOMAINS))
+        todo += [(_INNER[kind][number], data) for number, data in fields if number in _INNER[kind]]
+    return references
+
+
+def _find_strange_names(fields: list[tuple[int, memoryview]]) -> Iterator[str]:
+    """Yield what of a node is no operator of the list, and no call of a function that the model brings along.
+
+    A field that is there twice counts twice: readers take one of them."""
+    domains = _list_texts(fields, _DOMAIN) or [""]
+    if any(domain in _DEFAULT_DOMAINS for domain in domains):
+        yield from (f"operator {name!r}" for name in _list_texts(fields, _OPERATOR) if name not in OPERATORS)
+    strange = [d for d in domains if d not in _DEFAULT_DOMAINS and not d.startswith(_OWN_DOMAINS)]
+    yield from (f"domain {name!r}" for name in strange)
+
+
+def _list_texts(fields: list[tuple[int, memoryview]], wanted: int) -> list[str]:
+    return [bytes(data).decode() for number, data in fields if number == wanted]
 
 
 def _iterate_fields(message: memoryview) -> Iterator[tuple[int, memoryview]]:

@@ -49,6 +49,8 @@ class ForkedCall:
         self._pipe, child_end = multiprocessing.connection.Pipe()
         # One thread may wait for it while another one ends it.
         self._lock = threading.Lock()
+        # The exit code of the process once it has ended, negative for a signal.
+        self.code = 0
         self._pid = fork()
         if self._pid == 0:
             self._pipe.close()
@@ -77,9 +79,12 @@ class ForkedCall:
         try:
             if not self._pipe.poll(seconds):
                 raise ForkFailedError(f"no end within {seconds:g} s")
-            return pickle.loads(self._pipe.recv_bytes())
+            return self._load(self._pipe.recv_bytes())
         except (EOFError, OSError):
             raise ForkFailedError("its process was killed") from None
+
+    def _load(self, answer: bytes) -> Any:
+        return pickle.loads(answer)
 
     def end(self) -> None:
         """End the process, whether or not it has answered."""
@@ -88,7 +93,7 @@ class ForkedCall:
         if pid:
             with contextlib.suppress(ProcessLookupError, ChildProcessError):
                 os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
+                self.code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         # Last: another thread that waits sees the end of the process first. It may come here at the same time.
         with self._lock:
             self._pipe.close()

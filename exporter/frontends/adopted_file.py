@@ -44,7 +44,7 @@ def load(file: AdoptedFile, inputs: InputValues | None) -> Source:
     kind = _find_kind(file.path)
     digest = compute_file_digest(file.path)
     name = "".join(c if c.isalnum() else "_" for c in file.path.stem)
-    origin = Origin(kind, "torch", torch.__version__, name, digest, files={file.path.name: digest})
+    origin = Origin(kind, "torch", str(torch.__version__), name, digest, files={file.path.name: digest})
     if kind == PROGRAM:
         model, examples = _load_program(file)
         values = inputs if inputs is not None else examples

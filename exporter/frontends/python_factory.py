@@ -94,7 +94,9 @@ def source_from_module(model: nn.Module, name: str, inputs: Any, where: str, cod
     # torch.compile wraps a module; the wrapped one computes the same.
     module = getattr(model, "_orig_mod", model)
     examples = inputs if inputs is not None else getattr(module, "example_inputs", None)
-    origin = Origin("python", "torch", torch.__version__, name, sha256, list_refused(module_name), revision, digests)
+    origin = Origin(
+        "python", "torch", str(torch.__version__), name, sha256, list_refused(module_name), revision, digests
+    )
     return build_source(module, name, examples, where, origin)
 
 

@@ -15,6 +15,7 @@ from exporter.archive.onnx_container import OnnxFiles
 from exporter.archive.pt_archive import MAX_OPTIMISED_NODES, Archive
 from exporter.archive.tensor_spec import fits_shape
 from exporter.common.errors import ArchiveError, MissingRuntimeError, RunError, UsageError, summarize_error
+from exporter.common.script_loading import OPERATORS
 from exporter.common.torch_internals import optimized_execution, parse_target
 from runtime_checks.kernels import compilation
 from runtime_checks.kernels.ctypes_library import Library
@@ -93,7 +94,7 @@ class ProgramEngine(AotInductorEngine):
     _label = "the program"
 
     def _load_calls(self, opened: Archive) -> Mapping[str, Callable[[list[torch.Tensor]], Any]]:
-        return load_program_calls(str(opened.path), self._method_parameters)
+        return load_program_calls(str(opened.path), self._method_parameters, OPERATORS)
 
 
 class Kernel:
@@ -136,7 +137,12 @@ class OnnxRuntimeEngine:
         options.log_severity_level = 3
         self._files = opened
         paths = {method: str(opened.path.with_name(name)) for method, name in opened.methods.items()}
-        self._sessions = {m: onnxruntime.InferenceSession(path, options) for m, path in paths.items()}
+        try:
+            self._sessions = {m: onnxruntime.InferenceSession(path, options) for m, path in paths.items()}
+        except Exception as error:
+            # Its exceptions have no class of their own.
+            what, where = "the ONNX container does not load", str(opened.path)
+            raise RunError(what, where=where, got=summarize_error(error)) from error
         self._initializers = {m: [i.name for i in s.get_overridable_initializers()] for m, s in self._sessions.items()}
         self.parameters = opened.parameters()
 

@@ -39,9 +39,6 @@ from torchferry.cli.startup import pause_collection
 if TYPE_CHECKING:
     from exporter.model.eager.batch_choice import BatchChoice, SizeChoice
 
-# Seconds of computing of the process that runs the file: a slow model takes about a hundred calls.
-DAY = 86_400.0
-
 
 def command(
     context: typer.Context,
@@ -95,8 +92,10 @@ def command(
     """
     start = time.perf_counter()
     with pause_collection():
+        from runtime_checks.runners.confined_calls import Confinement
         from torchferry import api
-        from torchferry.cli.confined_process import Confinement, run_confined
+        from torchferry.cli.confined_process import run_confined
+        from torchferry.confined_files import DAY
 
     import_seconds = time.perf_counter() - start
 
@@ -132,4 +131,4 @@ def command(
         print_exported([adopted], import_seconds if timings else None, as_json=json)
 
     limits = {"time_limit": max(time_limit, DAY), "memory_limit": memory_limit, "has_devices": device != "cpu"}
-    run_confined(work, Confinement(path, (output or Path(),), **limits, programs=None, as_json=json))
+    run_confined(work, Confinement(path, (output or Path(),), **limits, programs=None), as_json=json)

@@ -55,8 +55,9 @@ def command(
     with pause_collection():
         from exporter.archive.formats import count_bytes
         from runtime_checks.report import render
+        from runtime_checks.runners.confined_calls import Confinement
         from torchferry import api
-        from torchferry.cli.confined_process import Confinement, run_confined
+        from torchferry.cli.confined_process import run_confined
 
     def work() -> None:
         result = api.convert(
@@ -78,4 +79,4 @@ def command(
 
     # By default it is written beside the archive.
     limits = {"time_limit": time_limit, "memory_limit": memory_limit, "has_devices": device != "cpu"}
-    run_confined(work, Confinement(path, (output or path.parent,), **limits, programs=None, as_json=json))
+    run_confined(work, Confinement(path, (output or path.parent,), **limits, programs=None), as_json=json)

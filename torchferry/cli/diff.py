@@ -34,7 +34,8 @@ def command(
       torchferry diff old.pt new.pt --run
     """
     import torchferry
-    from torchferry.cli.confined_process import Confinement, run_confined
+    from runtime_checks.runners.confined_calls import Confinement
+    from torchferry.cli.confined_process import run_confined
 
     def work() -> None:
         difference = torchferry.diff(one, other, run=run)
@@ -47,4 +48,4 @@ def command(
 
     # The fresh processes that run the files are Python's.
     programs = (sys.executable,) if run else ()
-    run_confined(work, Confinement(one, (), time_limit, memory_limit, programs, as_json=json))
+    run_confined(work, Confinement(one, (), time_limit, memory_limit, programs), as_json=json)

@@ -103,7 +103,8 @@ def command(
         from exporter.common.temporary_folders import temporary_folder
         from runtime_checks.evaluation.chunk_evaluation import DataRequest
         from runtime_checks.evaluation.evaluator import FileRequest
-        from torchferry.cli.confined_process import Confinement, import_early, make_preparation, run_confined
+        from runtime_checks.runners.confined_calls import Confinement, make_preparation
+        from torchferry.cli.confined_process import import_early, report_missing, run_confined
         from torchferry.cli.study_values import parse_pairs, parse_study
 
     studies = tuple(map(parse_study, vary or []))
@@ -131,13 +132,13 @@ def command(
         import_early("matplotlib.figure")
     for package in ("xarray", "zarr", "h5netcdf", "pyarrow.parquet"):
         import_early(package)
-    limits = {"time_limit": time_limit, "memory_limit": memory_limit, "as_json": json}
-    confinement = Confinement(path, (output, failures, plot), **limits, programs=None)
+    outputs = (output, failures, plot)
+    confinement = Confinement(path, outputs, time_limit, memory_limit, programs=None)
     if is_of_this_process(scheduler):
-        run_confined(functools.partial(_evaluate, request, scheduler), confinement)
+        run_confined(functools.partial(_evaluate, request, scheduler), confinement, as_json=json)
         return
     with temporary_folder() as folder:
-        _evaluate(request, scheduler, make_preparation(confinement, folder))
+        _evaluate(request, scheduler, make_preparation(confinement, folder, report_missing))
 
 
 def _evaluate(request: _Request, scheduler: str, prepare: Callable[[], None] | None = None) -> None:

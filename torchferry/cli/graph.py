@@ -62,7 +62,8 @@ def command(
     from exporter.graph.executor_stages import compute_stage
     from exporter.graph.loading import open_file
     from exporter.graph.passes import run_passes
-    from torchferry.cli.confined_process import Confinement, run_confined
+    from runtime_checks.runners.confined_calls import Confinement
+    from torchferry.cli.confined_process import run_confined
 
     stage_name = _choose_stage(stage, is_fused=fusion, has_passes=passes)
 
@@ -85,7 +86,7 @@ def command(
 
     # Graphviz draws the one picture.
     programs = tuple(filter(None, (shutil.which("dot"),))) if svg else ()
-    run_confined(work, Confinement(path, (svg, html), time_limit, memory_limit, programs, as_json=json))
+    run_confined(work, Confinement(path, (svg, html), time_limit, memory_limit, programs), as_json=json)
 
 
 def _choose_stage(stage: str, *, is_fused: bool, has_passes: bool) -> Stage:

@@ -115,7 +115,8 @@ def command(
         from runtime_checks.mixed_control import CONTROL_STATUS
         from runtime_checks.model import load
         from runtime_checks.result_tables import check_result_path, write_results
-        from torchferry.cli.confined_process import Confinement, import_early, run_confined
+        from runtime_checks.runners.confined_calls import Confinement
+        from torchferry.cli.confined_process import import_early, run_confined
 
     if curve and plot is None:
         raise UsageError("curves need a picture to draw into", where="--curve", expected="--plot FILE")
@@ -154,7 +155,7 @@ def command(
             raise RunError(what, where=str(table), got=got, mend=mend)
 
     limits = {"time_limit": time_limit, "memory_limit": memory_limit, "has_devices": device != "cpu"}
-    run_confined(work, Confinement(path, (output, plot, save_history, failures), **limits, as_json=json))
+    run_confined(work, Confinement(path, (output, plot, save_history, failures), **limits), as_json=json)
 
 
 def _run_history(model: Any, request: _Request, is_silent: bool) -> _Outcome:

@@ -14,9 +14,12 @@ import zipfile
 
 # Records of a package that hold the bytes of tensors; those of other names torch unpickles.
 TENSORS = re.compile(r"(weight|tensor)_\d+$")
-# What a program may call. torch finds a target by name in its whole package, and calls it (torch/_export/serde).
+# What a program may call besides the operators of the list that TorchScript has too. torch finds a target by name in
+# its whole package, and calls it (torch/_export/serde).
+OPERATOR = re.compile(r"torch\.ops\.(aten)\.(\w+)(\.\w+)?", re.ASCII)
 TARGETS = re.compile(
-    r"torch\.ops\.(aten|prims|higher_order)\.(?!from_file)\w+(\.\w+)?|math\.(ceil|floor|sqrt|trunc)|torch\.sym_\w+"
+    r"torch\.ops\.higher_order\.(cond|while_loop|wrap_with_set_grad_enabled)|math\.(ceil|floor|sqrt|trunc)"
+    r"|torch\.sym_(float|int|ite|max|min|not|sqrt|sum)"
     r"|_operator\.(add|sub|mul|floordiv|truediv|mod|pow|neg|abs|eq|ne|lt|le|gt|ge|and_|or_|not_|getitem)"
 )
 # Expressions of sizes, which sympy evaluates as Python: calls of these, numbers, and names of symbols.
@@ -90,12 +93,12 @@ def load_unpacked_call(aoti, archive, method):
     return aoti.AOTIModelContainerRunnerCpu(path, 1).run
 
 
-def load_program_calls(archive, methods):
-    """Load the programs of a package as callables by name."""
+def load_program_calls(archive, methods, operators):
+    """Load the programs of a package, which call ``operators`` only, as callables by name."""
     from torch.export.pt2_archive._package import load_pt2
 
     check_no_pickles(archive)
-    check_programs(archive)
+    check_programs(archive, operators)
     with warnings.catch_warnings():
         # Torch 2.10 says that the file's bytes cannot be written to, and copies them.
         warnings.filterwarnings("ignore", "The given buffer is not writable")
@@ -123,18 +126,18 @@ def check_no_pickles(archive):
                     raise ValueError(f"record {name} is or names a pickle, which torchferry does not write")
 
 
-def check_programs(archive):
-    """Raise ``ValueError`` for a program that holds Python, or that calls something else than operators.
+def check_programs(archive, operators):
+    """Raise ``ValueError`` for a program that holds Python, or that calls something else than these operators.
 
     torch evaluates the sizes and the guards of a program as Python, and calls its targets whatever they are."""
     with zipfile.ZipFile(archive) as file:
         for name in file.namelist():
             _, _, record = name.partition("/")
             if record.startswith("models/"):
-                check_value(json.loads(file.read(name)), "", f"record {name}")
+                check_value(json.loads(file.read(name)), "", f"record {name}", operators)
 
 
-def check_value(value, key, where):
+def check_value(value, key, where, operators):
     """Raise ``ValueError`` for a text inside that torch would evaluate, import or call, and that is not plain."""
     todo = [(key, value)]
     while todo:
@@ -146,15 +149,17 @@ def check_value(value, key, where):
         elif isinstance(value, list):
             todo += [(key, item) for item in value]
         elif isinstance(value, str):
-            check_text(key, value, where)
+            check_text(key, value, where, operators)
         if key in ("custom_obj_values", "as_custom_obj") and value:
             require_plain(False, key, where, "which is an object of a class")
 
 
-def check_text(key, text, where):
+def check_text(key, text, where, operators):
     """Raise ``ValueError`` for a text that torchferry would not write there."""
     if key in ("target", "as_operator"):
-        require_plain(TARGETS.fullmatch(text), text, where, "which is no operator")
+        named = OPERATOR.fullmatch(text)
+        is_listed = named is not None and f"{named[1]}::{named[2]}" in operators
+        require_plain(is_listed or TARGETS.fullmatch(text), text, where, "which is no operator that only computes")
     elif key == "expr_str":
         require_plain(is_plain_expression(text, is_plain_size), text, where, "the place of a size")
     elif key == "guards_code":

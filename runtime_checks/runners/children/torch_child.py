@@ -119,8 +119,11 @@ class PackageModule:
         self.device = torch.device(job["device"])
         self.method_parameters = {m: {n: t.to(self.device) for n, t in ts.items()} for m, ts in parameters.items()}
         self.methods = list(parameters)
-        load = package_loading.load_compiled_calls if job["holds"] == "code" else package_loading.load_program_calls
-        self.calls = load(job["archive"], self.methods)
+        if job["holds"] == "code":
+            self.calls = package_loading.load_compiled_calls(job["archive"], self.methods)
+        else:
+            operators = load_file(job["script_loading"]).OPERATORS
+            self.calls = package_loading.load_program_calls(job["archive"], self.methods, operators)
 
     def named_parameters(self):
         """Return the parameters by name; methods that share one get the same tensor."""

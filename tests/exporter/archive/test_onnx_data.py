@@ -12,10 +12,11 @@ from project import ARTIFACTS
 
 import torchferry
 from exporter.archive import onnx_container, onnx_data
-from exporter.archive.onnx_data import list_data_files
+from exporter.archive.onnx_data import find_references
 from exporter.archive.sealed_manifest import seal_manifest
-from exporter.common.errors import ArchiveError
+from exporter.common.errors import ArchiveError, RunError
 from exporter.common.file_digest import compute_file_digest
+from torchferry.cli.app import run
 
 onnx = pytest.importorskip("onnx")
 MESSAGES = {"training": "TrainingInfoProto", "sparse tensor": "SparseTensorProto"}
@@ -68,9 +69,9 @@ def place(kind: str, tensor):
 
 @pytest.mark.parametrize("kind", ["initializer", "attribute", "subgraph", "function", "sparse", "training"])
 def test_every_place_of_a_tensor(kind):
-    assert list_data_files(place(kind, make_tensor("w.bin")).SerializeToString()) == {"w.bin"}
+    assert find_references(place(kind, make_tensor("w.bin")).SerializeToString()).files == {"w.bin"}
     inside = onnx.numpy_helper.from_array(numpy.arange(6.0), name="location")
-    assert list_data_files(place(kind, inside).SerializeToString()) == set()
+    assert find_references(place(kind, inside).SerializeToString()).files == set()
 
 
 def test_numbers_that_are_longer_than_they_have_to_be():
@@ -80,13 +81,62 @@ def test_numbers_that_are_longer_than_they_have_to_be():
     graph = b"\x2a" + bytes([len(tensor)]) + tensor
     data = b"\x3a" + bytes([len(graph)]) + graph
     assert onnx.load_from_string(data).graph.initializer[0].external_data[0].value == "w.bin"
-    assert list_data_files(data) == {"w.bin"}
+    assert find_references(data).files == {"w.bin"}
 
 
 @pytest.mark.parametrize("data", [b"\x3a\x05a", b"\x3a", b"\x3b", b"\xff" * 11, b"\x09abc"])
 def test_what_is_no_model(data):
     with pytest.raises(ValueError):  # noqa: PT011
-        list_data_files(data)
+        find_references(data)
+
+
+def test_the_numbers_of_names_are_those_of_onnx():
+    names = {f.name: f.number for f in onnx.NodeProto.DESCRIPTOR.fields}
+    assert (names["op_type"], names["domain"]) == (onnx_data._OPERATOR, onnx_data._DOMAIN)
+    assert onnx.FunctionProto.DESCRIPTOR.fields_by_name["domain"].number == onnx_data._FUNCTION_DOMAIN
+
+
+def make_graph(*nodes):
+    return onnx.GraphProto(node=nodes)
+
+
+ADD = onnx.NodeProto(op_type="Add")
+RANDOM = onnx.NodeProto(op_type="RandomNormalLike")
+CALL = onnx.NodeProto(op_type="twice", domain="pkg.torch_lib")
+BRANCH = onnx.NodeProto(op_type="If", attribute=[onnx.AttributeProto(name="then", g=make_graph(ADD, RANDOM))])
+
+
+@pytest.mark.parametrize(
+    ("model", "strange"),
+    [
+        (onnx.ModelProto(graph=make_graph(ADD, CALL)), set()),
+        (onnx.ModelProto(graph=make_graph(ADD, RANDOM)), {"operator 'RandomNormalLike'"}),
+        (onnx.ModelProto(graph=make_graph(BRANCH)), {"operator 'RandomNormalLike'"}),
+        (onnx.ModelProto(graph=make_graph(onnx.NodeProto(op_type="A", domain="ai.onnx"))), {"operator 'A'"}),
+        (
+            onnx.ModelProto(graph=make_graph(onnx.NodeProto(op_type="Add", domain="com.microsoft"))),
+            {"domain 'com.microsoft'"},
+        ),
+        (onnx.ModelProto(functions=[onnx.FunctionProto(name="twice", domain="pkg.torch_lib", node=[ADD])]), set()),
+        (
+            onnx.ModelProto(functions=[onnx.FunctionProto(name="Add", node=[RANDOM])]),
+            {"a function of domain ''", "operator 'RandomNormalLike'"},
+        ),
+    ],
+)
+def test_what_is_no_operator_of_the_list(model, strange):
+    assert find_references(model.SerializeToString()).strange == strange
+
+
+def test_a_name_that_is_there_twice():
+    """The package onnx takes the last one; another reader might take the first."""
+    names = [b"\x22\x10RandomNormalLike", b"\x22\x03Add"]
+    for first, last in (names, names[::-1]):
+        node = first + last
+        graph = b"\x0a" + bytes([len(node)]) + node
+        data = b"\x3a" + bytes([len(graph)]) + graph
+        assert onnx.load_from_string(data).graph.node[0].op_type in ("Add", "RandomNormalLike")
+        assert find_references(data).strange == {"operator 'RandomNormalLike'"}
 
 
 @pytest.fixture
@@ -111,3 +161,38 @@ def test_a_model_that_reads_a_file_without_a_digest(container):
     content["files"]["w.bin"] = compute_file_digest(container.parent / "w.bin")
     manifest.write_bytes(seal_manifest(content))
     onnx_container.read(container)
+
+
+def reseal(container: Path) -> None:
+    manifest = onnx_container.manifest_path(container)
+    content = json.loads(manifest.read_bytes())
+    del content["sha256"]
+    content["files"][container.name] = compute_file_digest(container)
+    manifest.write_bytes(seal_manifest(content))
+
+
+@pytest.mark.parametrize("command", ["load", "verify"])
+def test_a_forged_model_that_draws_numbers(container, command):
+    """Its digests are right."""
+    model = onnx.load(container)
+    result = model.graph.output[0].name
+    for node in model.graph.node:
+        node.output[:] = ["before" if name == result else name for name in node.output]
+    for operator, inputs, output in (("RandomNormalLike", ["before"], "drawn"), ("Add", ["before", "drawn"], result)):
+        model.graph.node.append(onnx.helper.make_node(operator, inputs, [output]))
+    onnx.save(model, container)
+    reseal(container)
+    with pytest.raises(ArchiveError, match="operator 'RandomNormalLike'"):
+        getattr(torchferry, command)(container)
+
+
+def test_a_model_that_onnxruntime_does_not_load(container, capfd):
+    """Its error is one of ours."""
+    model = onnx.load(container)
+    model.graph.node[0].op_type = "Gemm"
+    onnx.save(model, container)
+    reseal(container)
+    with pytest.raises(RunError, match="the ONNX container does not load"):
+        torchferry.load(container)
+    assert run(["bench", str(container)]) == RunError.exit_code
+    assert "Traceback" not in capfd.readouterr().err

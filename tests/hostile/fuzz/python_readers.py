@@ -35,6 +35,7 @@ with atheris.instrument_imports(include=["exporter", "runtime_checks"]):
     from exporter.archive.cases import unpack_cases
     from exporter.archive.contract import contract_from_json
     from exporter.archive.pt_archive import Archive
+    from exporter.common import script_loading
     from exporter.common.errors import TorchferryError
     from exporter.saved_code.saved_module import SavedModule
     from runtime_checks.runners.children import package_loading
@@ -102,7 +103,7 @@ def read_program(data: bytes) -> None:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as packed:
         packed.writestr("a/models/forward.json", data)
-    package_loading.check_programs(buffer)
+    package_loading.check_programs(buffer, script_loading.OPERATORS)
 
 
 class OneRecord(Archive):

@@ -22,8 +22,9 @@ from exporter.archive import pt_archive
 from exporter.common.errors import ArchiveError, UsageError
 from exporter.graph import loading
 from runtime_checks import model as running
+from runtime_checks.runners.confined_calls import Confinement
 from torchferry.cli.app import run
-from torchferry.cli.confined_process import Confinement, run_confined
+from torchferry.cli.confined_process import run_confined
 from torchferry.cli.exit_codes import AlreadyReportedError
 
 landlockpy = pytest.importorskip("landlockpy", reason="Landlock is Linux's")
@@ -122,7 +123,7 @@ def test_the_end_of_the_work_is_that_of_the_command(work, code, message, capfd):
 
 def test_an_error_for_machines(capfd):
     with pytest.raises(AlreadyReportedError):
-        run_confined(raise_usage_error, Confinement(ROBERTSON, as_json=True))
+        run_confined(raise_usage_error, Confinement(ROBERTSON), as_json=True)
     assert json.loads(capfd.readouterr().out)["what"] == "this is not meant so"
 
 
@@ -200,7 +201,8 @@ LONG = """
 import sys, time
 from pathlib import Path
 from torchferry.cli import app
-from torchferry.cli.confined_process import Confinement, run_confined
+from runtime_checks.runners.confined_calls import Confinement
+from torchferry.cli.confined_process import run_confined
 
 def work():
     Path("began").touch()
