@@ -11,10 +11,11 @@ from typing import Any
 
 from exporter.archive import pt_archive
 from exporter.common.errors import MismatchError, MissingRuntimeError, TorchferryError, UsageError
+from exporter.common.temporary_folders import temporary_folder
 from runtime_checks.report import FAILED
 from runtime_checks.runners import fork_server
 from runtime_checks.runners.python_runner import PythonRunner
-from runtime_checks.runners.subprocesses import build_environment
+from runtime_checks.runners.subprocesses import MEMORY, TIME_LIMIT, build_environment
 from runtime_checks.torch_environments import ensure_python
 from runtime_checks.verification import collect_report
 
@@ -104,11 +105,15 @@ def _verify_archive(path: Path, version: str, python: Path) -> CompatibilityResu
     return CompatibilityResult(str(path), version, VERIFIED if report.passed else DIFFERS, graph, failures)
 
 
+# Its arguments are the file, a folder for temporary files, bytes and seconds.
 _HASH = """
 import sys, warnings
 warnings.simplefilter("ignore")
 from pathlib import Path
 from exporter.graph.archive_diff import load_side
+from runtime_checks.runners.children.confinement import confine, set_limits
+set_limits(float(sys.argv[3]), float(sys.argv[4]))
+confine(sys.argv[2])
 print(load_side(Path(sys.argv[1])).graph)
 """
 
@@ -116,8 +121,12 @@ print(load_side(Path(sys.argv[1])).graph)
 def _compare_graph_hash(path: Path, python: Path) -> str:
     expected_hash = pt_archive.read(path).contract.graph
     env = build_environment() | {"PYTHONPATH": str(_ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [str(python), "-s", "-c", _HASH, os.fspath(path.resolve())]
-    done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
+    with temporary_folder() as folder:
+        command = [str(python), "-s", "-c", _HASH, os.fspath(path.resolve()), str(folder), str(MEMORY), str(TIME_LIMIT)]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=TIME_LIMIT, check=False)
+        except subprocess.TimeoutExpired:
+            return UNKNOWN
     if done.returncode:
         return UNKNOWN
     return SAME if done.stdout.split()[-1] == expected_hash else OTHER

@@ -40,6 +40,7 @@ from exporter.model.source import Source
 from exporter.soundness.checked_capture import capture_beside_checks, derive_seed
 from runtime_checks.file_verifier import FileVerifier
 from runtime_checks.report import Report
+from runtime_checks.runners.confined_calls import Confinement, call_confined
 from torchferry.contract_assembly import add_evidence, build_contract
 from torchferry.conversion import Converted, convert
 from torchferry.options import ExportOptions
@@ -86,7 +87,9 @@ def export(source: AnySource, options: ExportOptions) -> list[Exported]:
     if options.against is not None and len(loads) > 1:
         what, where = "one earlier archive cannot be compared with several models", f"--against {options.against}"
         raise UsageError(what, where=where, got=", ".join(options.models), mend="export one model at a time")
-    earlier = open_archive(options.against) if options.against is not None else None
+    if options.against is not None:
+        # One that is damaged, or does not load, is said before the export.
+        call_confined(functools.partial(check_opens, options.against), Confinement(options.against))
     results = []
     for load in loads:
         clock = Stopwatch(options.watch)
@@ -102,10 +105,21 @@ def export(source: AnySource, options: ExportOptions) -> list[Exported]:
             result = run_with_sizes(model_source, run)
         finally:
             model_source.take_back()
-        if earlier is not None:
-            result = dataclasses.replace(result, reasons=respecialization_reasons(earlier, open_archive(path)))
+        if options.against is not None:
+            reasons = functools.partial(compare_with_earlier, options.against, path)
+            result = dataclasses.replace(result, reasons=call_confined(reasons, Confinement(options.against)))
         results.append(result)
     return results
+
+
+def check_opens(path: Path) -> None:
+    """Raise ``ArchiveError`` if an archive is damaged or does not load."""
+    open_archive(path)
+
+
+def compare_with_earlier(earlier: Path, path: Path) -> tuple[Reason, ...]:
+    """Return why an earlier archive does not serve the model of another one."""
+    return respecialization_reasons(open_archive(earlier), open_archive(path))
 
 
 def add_second_derivatives(source: Source, options: ExportOptions, clock: Stopwatch) -> tuple[Source, ExportOptions]:

@@ -66,6 +66,9 @@ def _end_as_reported(work: Callable[[], int], *, as_json: bool) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, INTERRUPTS)
         code = report_end(work, as_json=as_json)
+    except SystemExit as end:
+        # Nobody reads the output any more.
+        code = end.code if isinstance(end.code, int) else 1
     except BaseException:
         traceback.print_exc()
     finally:

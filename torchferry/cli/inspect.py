@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+from pathlib import Path
 from typing import Annotated
 
 from typer import Option
@@ -22,7 +24,7 @@ def command(
     """Print an archive's contract, methods, records and sizes, without running torch; or those of another format.
 
     With --autograd instead the operations of its backward passes: which part, which node of autograd or hook, which
-    submodule and line of the forward pass they come from.
+    submodule and line of the forward pass they come from. Torch reads the graphs, in a confined process.
 
     Examples:
 
@@ -35,14 +37,10 @@ def command(
       torchferry inspect loss_and_grad.pt --autograd
     """
     if autograd:
-        from exporter.graph.provenance import list_captured_methods, open_archive
+        from runtime_checks.runners.confined_calls import Confinement
+        from torchferry.cli.confined_process import run_confined
 
-        captured = list_captured_methods(open_archive(path).saved)
-        methods = {name: steps for name, steps in captured.items() if any(step.is_backward for step in steps)}
-        if json:
-            print_json({name: [dataclasses.asdict(step) for step in method] for name, method in methods.items()})
-        else:
-            print_autograd(methods)
+        run_confined(functools.partial(_print_backward_passes, path, as_json=json), Confinement(path), as_json=json)
         return
     opened = FORMATS[infer_format(path) or "pt"].read(path)
     sizes = opened.list_sizes()
@@ -50,3 +48,14 @@ def command(
         print_json({"contract": dataclasses.asdict(opened.contract), "records": sizes})
     else:
         print_contract(opened.contract, sizes)
+
+
+def _print_backward_passes(path: Path, *, as_json: bool) -> None:
+    from exporter.graph.provenance import list_captured_methods, open_archive
+
+    captured = list_captured_methods(open_archive(path).saved)
+    methods = {name: steps for name, steps in captured.items() if any(step.is_backward for step in steps)}
+    if as_json:
+        print_json({name: [dataclasses.asdict(step) for step in method] for name, method in methods.items()})
+    else:
+        print_autograd(methods)

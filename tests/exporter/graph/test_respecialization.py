@@ -6,7 +6,6 @@ import pytest
 import torch
 from project import ROOT
 from training_functions import exported, layer, training
-from typer.testing import CliRunner
 
 import torchferry
 from exporter.graph.provenance import open_archive
@@ -20,7 +19,7 @@ from exporter.graph.respecialization import (
     respecialization_reasons,
 )
 from exporter.saved_code.origin import BACKWARD, FORWARD
-from torchferry.cli.app import app
+from torchferry.cli.app import run
 
 pytestmark = pytest.mark.usefixtures("file_without_the_gate")
 
@@ -77,26 +76,25 @@ def test_other_variables_dtypes_and_constants(tmp_path):
         assert kind in {r.kind for r in respecialization_reasons(old, open_archive(tmp_path / f"{position}.pt"))}
 
 
-def test_the_command_line(plain, tmp_path):
-    run = CliRunner()
-    shown = run.invoke(app, ["inspect", str(plain), "--autograd"])
-    assert shown.exit_code == 0
-    assert "graphs with a backward pass: 1" in shown.output
-    assert "AddmmBackward0" in shown.output
-    rows = json.loads(run.invoke(app, ["inspect", str(plain), "--autograd", "--json"]).output)
+def test_the_command_line(plain, tmp_path, capfd):
+    assert run(["inspect", str(plain), "--autograd"]) == 0
+    shown = capfd.readouterr().out
+    assert "graphs with a backward pass: 1" in shown
+    assert "AddmmBackward0" in shown
+    assert run(["inspect", str(plain), "--autograd", "--json"]) == 0
+    rows = json.loads(capfd.readouterr().out)
     assert {row["origin"]["part"] for row in rows["forward_batch"]} == {FORWARD, BACKWARD}
     source = f"{ROOT}/examples/train_step.py:loss_and_grad"
-    message = run.invoke(app, ["export", source, "-o", str(tmp_path / "m.pt"), "--against", str(plain)])
-    assert message.exit_code == 0
-    assert "does not serve this model: variables: inputs are x, target; they were x" in " ".join(message.output.split())
-    missing = run.invoke(app, ["export", source, "-o", str(tmp_path / "n.pt"), "--against", str(tmp_path / "no.pt")])
-    assert missing.exit_code != 0
+    assert run(["export", source, "-o", str(tmp_path / "m.pt"), "--against", str(plain)]) == 0
+    message = " ".join("".join(capfd.readouterr()).split())
+    assert "does not serve this model: variables: inputs are x, target; they were x" in message
+    assert run(["export", source, "-o", str(tmp_path / "n.pt"), "--against", str(tmp_path / "no.pt")]) != 0
     assert not (tmp_path / "n.pt").exists()
 
 
-def test_what_a_file_without_backward_pass_says(eq_path):
-    shown = CliRunner().invoke(app, ["inspect", str(eq_path), "--autograd"])
-    assert "graphs with a backward pass: 0" in shown.output
+def test_what_a_file_without_backward_pass_says(eq_path, capfd):
+    assert run(["inspect", str(eq_path), "--autograd"]) == 0
+    assert "graphs with a backward pass: 0" in capfd.readouterr().out
 
 
 def test_against_a_file_whose_constants_are_others(tmp_path):

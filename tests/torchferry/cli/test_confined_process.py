@@ -136,6 +136,7 @@ def test_limits_that_are_none(limits):
 COMMANDS = {
     "graph": ("graph", "m.pt"),
     "passes": ("graph", "m.pt", "--passes"),
+    "backward": ("inspect", "m.pt", "--autograd"),
     "svg": ("graph", "m.pt", "--svg", "m.svg"),
     "diff": ("diff", "m.pt", "n.pt"),
     "convert": ("convert", "m.pt", "--to", "c", "-o", "kernel"),

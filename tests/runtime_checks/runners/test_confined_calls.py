@@ -1,0 +1,141 @@
+"""Calls of functions in a confined process: what they can do, how they end, and what of their answer is believed."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import signal
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+from exporter.common.errors import ArchiveError, RunError, UsageError
+from exporter.common.forking import tell_parent
+from runtime_checks.report import CheckResult
+from runtime_checks.runners import confined_calls
+from runtime_checks.runners.confined_calls import Confinement, ConfinementWarning, call_confined
+
+landlockpy = pytest.importorskip("landlockpy", reason="Landlock is Linux's")
+pytestmark = pytest.mark.skipif(landlockpy.abi_version() == 0, reason="this kernel has no Landlock")
+FILE = Path("model.pt")
+
+
+def test_the_result_comes_back():
+    result = {"a": (1, 2.5, "text"), "path": Path("x"), "check": CheckResult("c", "passed", 1)}
+    assert call_confined(lambda: result, Confinement(FILE)) == result
+
+
+def test_what_is_told_is_heard():
+    heard = []
+
+    def work() -> int:
+        tell_parent("half")
+        return 1
+
+    assert call_confined(work, Confinement(FILE), heard.append) == 1
+    assert heard == ["half"]
+
+
+def test_it_writes_to_its_outputs_alone(tmp_path):
+    outside, inside = tmp_path / "outside", tmp_path / "folder" / "inside"
+    inside.parent.mkdir()
+
+    def work() -> str:
+        inside.touch()
+        try:
+            outside.touch()
+        except OSError as error:
+            return type(error).__name__
+        return ""
+
+    assert call_confined(work, Confinement(FILE, (inside,))) == "PermissionError"
+    assert (inside.exists(), outside.exists()) == (True, False)
+    # The control: within a confined process no other one is made, and here nothing is confined.
+    assert work() == ""
+
+
+def test_a_call_inside_a_call_is_a_call():
+    def work() -> bool:
+        return call_confined(os.getpid, Confinement(FILE)) == os.getpid()
+
+    assert call_confined(work, Confinement(FILE))
+    assert not work()
+
+
+def wait_for_ever() -> None:
+    while True:
+        pass
+
+
+def raise_usage_error() -> None:
+    raise UsageError("this is not meant so", where="here")
+
+
+def raise_bug() -> None:
+    raise KeyError("a bug")
+
+
+@pytest.mark.parametrize(
+    ("work", "error", "message"),
+    [
+        (raise_usage_error, UsageError, "this is not meant so"),
+        (raise_bug, RuntimeError, "KeyError: 'a bug'"),
+        (lambda: torch.empty(10**13), ArchiveError, "raise --memory-limit"),
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), RunError, "signal 9, Killed"),
+        (lambda: os._exit(7), RunError, "exit code 7"),
+        (wait_for_ever, RunError, "raise --time-limit"),
+    ],
+    ids=["usage", "bug", "memory", "signal", "exit", "time"],
+)
+def test_how_it_ends(work, error, message):
+    with pytest.raises(error, match=message):
+        call_confined(work, Confinement(FILE, time_limit=1.0))
+
+
+class Acts:
+    """What a process that a file took over would send."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.place),)
+
+
+@pytest.mark.parametrize(
+    ("module", "attribute"),
+    [
+        ("subprocess", "Popen"),
+        ("builtins", "eval"),
+        ("exporter.common.forking", "os.system"),
+        ("exporter.common.forking", "fork"),
+    ],
+)
+def test_an_answer_names_nothing_else(module, attribute):
+    text = b"\x80\x04\x8c" + bytes([len(module)]) + module.encode() + b"\x8c" + bytes([len(attribute)])
+    with pytest.raises(pickle.UnpicklingError, match="the answer of a confined process names"):
+        confined_calls._AnswerReader(io.BytesIO(text + attribute.encode() + b"\x93.")).load()
+
+
+def test_an_answer_that_acts(tmp_path):
+    with pytest.raises(pickle.UnpicklingError, match=r"names posix\.mkdir"):
+        call_confined(lambda: Acts(tmp_path / "made"), Confinement(FILE))
+    assert list(tmp_path.iterdir()) == []
+    # The control: read without care, it acts.
+    pickle.loads(pickle.dumps(Acts(tmp_path / "made")))
+    assert list(tmp_path.iterdir())
+
+
+def test_what_the_system_does_not_offer_is_said(monkeypatch):
+    def confine(*arguments: object) -> dict[str, list[str]]:
+        return {"in force": [], "missing": ["the network: refused"]}
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        call_confined(os.getpid, Confinement(FILE))
+        monkeypatch.setattr(confined_calls, "confine", confine)
+        with pytest.raises(ConfinementWarning, match="not in force: the network: refused"):
+            call_confined(os.getpid, Confinement(FILE))
