@@ -42,6 +42,10 @@ class ForkFailedError(Exception):
     """A call that did not finish: it took too long, or a signal ended its process."""
 
 
+class ForkKilledError(ForkFailedError):
+    """A call whose process ended without an answer."""
+
+
 class ForkedCall:
     """A function call in a forked process, beside what this process goes on with."""
 
@@ -81,7 +85,7 @@ class ForkedCall:
                 raise ForkFailedError(f"no end within {seconds:g} s")
             return self._load(self._pipe.recv_bytes())
         except (EOFError, OSError):
-            raise ForkFailedError("its process was killed") from None
+            raise ForkKilledError("its process was killed") from None
 
     def _load(self, answer: bytes) -> Any:
         return pickle.loads(answer)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from exporter.common.errors import ArchiveError, TorchferryError
-from exporter.common.forking import WEEK, ForkedCall, ForkFailedError, tell_parent
+from exporter.common.forking import WEEK, ForkedCall, ForkFailedError, ForkKilledError, tell_parent
 from exporter.common.temporary_folders import temporary_folder
 from runtime_checks.cache import cache_folder, make_private_folder
 from runtime_checks.runners.children.confinement import confine, set_limits
@@ -172,9 +172,9 @@ class _ConfinedCall(ForkedCall):
     def wait(self, seconds: float = WEEK, hear: Callable[[Any], Any] = lambda value: None) -> Any:
         try:
             return super().wait(seconds, hear)
+        except ForkKilledError:
+            raise self._confinement.make_end_error(self.code) from None
         except ForkFailedError as error:
-            if self.code:
-                raise self._confinement.make_end_error(self.code) from None
             raise RuntimeError(f"in a confined process: {error}") from None
 
     def _load(self, answer: bytes) -> Any:
