@@ -19,17 +19,19 @@ from pathlib import Path
 from filelock import FileLock
 
 from exporter.archive import target_machine
-from exporter.common.errors import ArchiveError, MissingRuntimeError
+from exporter.common.errors import ArchiveError, MissingRuntimeError, UsageError
 from exporter.common.temporary_folders import temporary_folder
 from runtime_checks.cache import make_cache_error, make_private_folder
+from runtime_checks.runners.subprocesses import MOST_SECONDS
 
 # No flag may change a result: no contraction, no fast math.
 FLAGS = ("-std=c99", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared")
 NATIVE = "-march=native"
 # The sources for a GPU as C++, one thread after the other: the C compiler's flags, and a fraction of its time.
 CXX_FLAGS = ("-x", "c++", "-std=c++14", "-O1", *FLAGS[2:])
-# Seconds that compiling a kernel may take; those of the most operations that are written take some minutes.
-LIMIT = 3600
+# Seconds that compiling a kernel may take, and the variable that says otherwise; those of the most operations that are
+# written take some minutes.
+LIMIT, LIMIT_VARIABLE = "3600", "TORCHFERRY_COMPILE_SECONDS"
 
 
 @dataclass(frozen=True)
@@ -143,13 +145,19 @@ def _run_compiler(command: list[str], toolchain: Toolchain, files: Mapping[str, 
 
 def run_within_limit(command: list[str], name: str) -> subprocess.CompletedProcess[str]:
     """Run the compiler. Raises ``MissingRuntimeError`` if it takes too long."""
+    limit = os.environ.get(LIMIT_VARIABLE) or LIMIT
     try:
-        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIMIT)
+        seconds = float(limit)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= MOST_SECONDS:
+        what, expected = "a limit is not a positive number", f"seconds, to {MOST_SECONDS:g}"
+        raise UsageError(what, where=LIMIT_VARIABLE, got=limit, expected=expected, mend="leave it out: it is 3600")
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=seconds)
     except subprocess.TimeoutExpired:
-        what, got = f"the {name} does not end on the kernel", f"more than {LIMIT} s"
-        raise MissingRuntimeError(
-            what, where=command[0], got=got, mend="load the archive, which runs as it is"
-        ) from None
+        what, got, mend = f"the {name} does not end on the kernel", f"more than {limit} s", "load the archive instead"
+        raise MissingRuntimeError(what, where=command[0], got=got, expected=LIMIT_VARIABLE, mend=mend) from None
 
 
 def extract_errors(text: str) -> str:

@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 from forging import ESCAPE
+from native_build import verify_natively
 from planted_scripts import Reads, RunsAtLoad, Saves, Seeds
 from project import ARTIFACTS
 from rich.text import Text
 from tampering import change_contract
 
 import torchferry
-from exporter.common.errors import MissingRuntimeError, RunError
+from exporter.common.errors import MissingRuntimeError, RunError, UsageError
 from exporter.common.torch_hooks import ignore_deprecations
 from exporter.graph.loading import load_module
 from runtime_checks import native_build, torch_environments
@@ -170,18 +171,30 @@ def test_nothing_of_a_cache_that_others_can_write_to_is_run(folder, use, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("script", "error", "message"),
+    ("script", "seconds", "error", "messages"),
     [
-        ("echo 'fatal error: No space left on device' >&2; exit 1", MissingRuntimeError, "free space"),
-        ("sleep 60", MissingRuntimeError, "does not end"),
+        (
+            "echo 'fatal error: No space left on device' >&2; exit 1",
+            "",
+            MissingRuntimeError,
+            ("free space", "No space"),
+        ),
+        ("sleep 60", "1", MissingRuntimeError, ("does not end", "does not end")),
+        ("sleep 60", "none", UsageError, ("TORCHFERRY_COMPILE_SECONDS", "TORCHFERRY_COMPILE_SECONDS")),
+        ("sleep 60", "-1", UsageError, ("not a positive number", "not a positive number")),
     ],
 )
-def test_a_compiler_that_has_no_room_or_no_end(script, error, message, tmp_path, monkeypatch):
-    compiler = tmp_path / "cc"
+def test_a_compiler_that_has_no_room_or_no_end(script, seconds, error, messages, solid, tmp_path, monkeypatch):
+    compiler, cache = tmp_path / "cc", tmp_path / "cache"
     compiler.write_text(f'#!/bin/sh\ncase "$*" in --version) echo 1; exit 0;; esac\n{script}\n')
     compiler.chmod(0o755)
-    monkeypatch.setenv("CC", str(compiler))
-    monkeypatch.setenv("TORCHFERRY_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(compilation, "LIMIT", 1)
-    with pytest.raises(error, match=message):
+    variables = {"CC": str(compiler), "TORCHFERRY_CACHE": str(cache), "TORCHFERRY_COMPILE_SECONDS": seconds}
+    code, report = verify_natively(solid, "--engine", "kernel", "--allow-native", **variables)
+    # The archive runs as it is, with a warning that says why.
+    assert (code, report["engine"]) == (0, "torchscript")
+    assert messages[1] in report["warnings"][0]
+    assert not [path for path in (cache / "kernels").glob("*") if path.is_dir()]
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(error, match=messages[0]):
         compilation.compile_kernel({"a.c": b"int a;"})

@@ -1,5 +1,7 @@
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -9,6 +11,7 @@
 #include <sstream>
 #include <string_view>
 #include <system_error>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -39,6 +42,8 @@ namespace fs = std::filesystem;
 const std::vector<std::string> kFlags = {"-std=c99", "-O3",  "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math",
                                          "-fPIC",    "-shared"};
 constexpr const char* kNative = "-march=native";
+constexpr double kSeconds = 3600;
+constexpr const char* kLimit = "TORCHFERRY_COMPILE_SECONDS";
 constexpr const char* kInstall = "install one (apt-get install gcc), or name it with the variable CC";
 
 std::string variable(const char* name) {
@@ -46,8 +51,19 @@ std::string variable(const char* name) {
   return found ? found : "";
 }
 
+/// How long a compiler may take; that of runtime_checks/kernels/compilation.py.
+double allowed_seconds() {
+  const auto asked = variable(kLimit);
+  if (asked.empty()) return kSeconds;
+  char* end = nullptr;
+  const double seconds = std::strtod(asked.c_str(), &end);
+  if (*end != '\0' || !(seconds > 0 && seconds <= 1e8))
+    fail(TF_ERROR_ARGUMENT, {"a limit is not a positive number", kLimit, asked, "seconds, to 1e8", "leave it out: it is 3600"});
+  return seconds;
+}
+
 struct Done {
-  int code = -1;  ///< of what did not start: -1
+  int code = -1;  ///< of what did not start: -1; of what took too long: kTooLong
   std::string out, errors;
 };
 
@@ -56,6 +72,29 @@ std::string whole(const fs::path& path) {
   std::ostringstream text;
   text << file.rdbuf();
   return text.str();
+}
+
+constexpr int kTooLong = -2;
+
+/// Wait for a process with the number of its group, and end that group after so many seconds; return its exit code.
+int wait_within(pid_t child, double seconds) {
+  const auto until = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
+  int status = 0;
+  bool late = false;
+  for (auto pause = std::chrono::milliseconds(1);; pause = std::min(2 * pause, std::chrono::milliseconds(20))) {
+    const auto found = waitpid(child, &status, late ? 0 : WNOHANG);
+    if (found == child) break;
+    // A host that ignores its children's ends has them reaped by the system.
+    if (found < 0 && errno != EINTR) return errno == ECHILD ? 0 : -1;
+    if (std::chrono::steady_clock::now() >= until && !late) {
+      late = true;
+      kill(-child, SIGKILL);
+    } else if (found == 0) {
+      std::this_thread::sleep_for(pause);
+    }
+  }
+  if (late) return kTooLong;
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 128;
 }
 
 /// Its outputs go through files: of two pipes one would fill up while the other is read.
@@ -69,15 +108,19 @@ Done run(const std::vector<std::string>& words, const fs::path& folder) {
   posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
   posix_spawn_file_actions_addopen(&actions, 1, out.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
   posix_spawn_file_actions_addopen(&actions, 2, errors.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
+  posix_spawnattr_t attributes;
+  posix_spawnattr_init(&attributes);
+  // A group of its own: a compiler starts others.
+  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP);
+  posix_spawnattr_setpgroup(&attributes, 0);
+  const double seconds = allowed_seconds();
   pid_t child = 0;
-  const int failed = posix_spawnp(&child, words[0].c_str(), &actions, nullptr, arguments.data(), environ);
+  const int failed = posix_spawnp(&child, words[0].c_str(), &actions, &attributes, arguments.data(), environ);
+  posix_spawnattr_destroy(&attributes);
   posix_spawn_file_actions_destroy(&actions);
   if (failed) return {-1, "", std::generic_category().message(failed)};
-  int status = 0;
-  while (waitpid(child, &status, 0) < 0)
-    // A host that ignores its children's ends has them reaped by the system.
-    if (errno != EINTR) return {errno == ECHILD ? 0 : -1, whole(out), whole(errors)};
-  return {WIFEXITED(status) ? WEXITSTATUS(status) : 128, whole(out), whole(errors)};
+  const int code = wait_within(child, seconds);
+  return {code, whole(out), whole(errors)};
 }
 
 bool on_path(const std::string& name) {
@@ -232,8 +275,15 @@ void compile(const std::vector<std::string>& command, const std::map<std::string
       all.push_back(word);
     done = run(all, work);
     // Not every compiler knows the machine that it is on.
-    if (done.code == 0 || done.errors.find(kNative) == std::string::npos) break;
+    if (done.code == 0 || done.code == kTooLong || done.errors.find(kNative) == std::string::npos) break;
   }
+  const auto asked = variable(kLimit);
+  if (done.code == kTooLong)
+    fail(TF_ERROR_UNAVAILABLE, {"the C compiler does not end on the kernel", words[0],
+                                "more than " + (asked.empty() ? "3600" : asked) + " s", kLimit,
+                                "load the archive, which runs as it is"});
+  if (done.errors.find("No space left on device") != std::string::npos)
+    throw fs::filesystem_error("write", made, std::make_error_code(std::errc::no_space_on_device));
   if (done.code != 0 || !fs::exists(made / "kernel.so"))
     fail(TF_ERROR_UNAVAILABLE, {"the C compiler fails on the kernel", words[0] + " ... " + main, said(done.errors), "",
                                 "set CC to a compiler of C99"});
@@ -258,7 +308,8 @@ std::string built(const std::map<std::string, std::string>& files, const std::st
     ask.push_back("--version");
     const auto done = run(ask, work.path());
     if (done.code != 0)
-      fail(TF_ERROR_UNAVAILABLE, {"the C compiler does not start", command[0], said(done.errors), "", kInstall});
+      fail(TF_ERROR_UNAVAILABLE, {"the C compiler does not start", command[0],
+                                  done.code == kTooLong ? "no end" : said(done.errors), "", kInstall});
     const auto target = folder / key(command, done.out.substr(0, done.out.find('\n')), files);
     {
       const Lock lock(target.string() + ".lock");
