@@ -6,7 +6,7 @@ from __future__ import annotations
 
 MAX_RECORDS = 100_000
 # What records may expand to beyond the bytes of the file: text is deflated, tensors are stored as they are.
-MAX_INFLATED_BYTES = 2**30
+MAX_INFLATED_BYTES = 2**28
 MAX_CONTRACT_BYTES = 2**23
 # Of each list and each object in the contract.
 MAX_ITEMS = 10_000

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from exporter.archive.format_limits import MAX_INFLATED_BYTES, MAX_SOURCE_NESTING
+from exporter.archive.format_limits import MAX_SOURCE_NESTING
 from exporter.archive.nesting import measure_depth
 from exporter.archive.pt_archive import Archive
 from exporter.common.errors import ArchiveError
@@ -25,6 +25,9 @@ _ELEMENTS = {"Half": "float16", "Float": "float32", "Double": "float64", "BFloat
 _ELEMENTS |= {"Char": "int8", "Byte": "uint8", "Short": "int16", "Int": "int32", "Long": "int64", "Bool": "bool"}
 _ELEMENTS |= {"ComplexFloat": "complex64", "ComplexDouble": "complex128"}
 _LISTS = frozenset({"build_intlist", "build_doublelist", "build_boollist", "build_tensorlist"})
+
+# Of tensors that show the bytes of their records more than once.
+MAX_REPEATED_BYTES = 2**30
 
 
 class SavedObject:
@@ -128,7 +131,7 @@ class SavedMemory:
         if min((saved.offset, *saved.shape, *saved.strides)) < 0 or (count and (last + 1) * size > len(data)):
             raise ValueError(f"a tensor reaches beyond the record {self.folder}/{saved.key}")
         self._repeated += max(0, count * size - len(data))
-        if self._repeated > MAX_INFLATED_BYTES:
+        if self._repeated > MAX_REPEATED_BYTES:
             raise ValueError(f"tensors of {self._repeated} bytes beyond their records")
         if not count:
             return torch.empty(saved.shape, dtype=dtype)

@@ -7,7 +7,7 @@
 namespace torchferry {
 
 constexpr size_t kMaxRecords = 100'000;
-constexpr uint64_t kMaxInflatedBytes = uint64_t{1} << 30;
+constexpr uint64_t kMaxInflatedBytes = uint64_t{1} << 28;
 constexpr size_t kMaxContractBytes = size_t{1} << 23;
 constexpr size_t kMaxItems = 10'000;
 constexpr size_t kMaxName = 500;

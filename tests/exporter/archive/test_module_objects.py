@@ -14,8 +14,7 @@ from project import ROOT
 
 import torchferry
 from exporter.archive import pt_archive
-from exporter.archive.format_limits import MAX_INFLATED_BYTES
-from exporter.archive.module_objects import SavedMemory, SavedTensor, read_module_tensors
+from exporter.archive.module_objects import MAX_REPEATED_BYTES, SavedMemory, SavedTensor, read_module_tensors
 from exporter.archive.pt_archive import Archive
 from exporter.common.errors import ArchiveError
 from exporter.graph.loading import load_module
@@ -123,7 +122,7 @@ def test_what_somebody_changed(label, capfd):
 def test_tensors_that_repeat_their_bytes():
     """Each is less than the limit; together they are not."""
     memory = SavedMemory(pt_archive.read(ROBERTSON), "data")
-    half = SavedTensor("float64", "0", 0, (MAX_INFLATED_BYTES // 16,), (0,))
+    half = SavedTensor("float64", "0", 0, (MAX_REPEATED_BYTES // 16,), (0,))
     assert memory.read_tensor(half).numel() == half.shape[0]
     memory.read_tensor(half)
     with pytest.raises(ArchiveError, match="beyond their records"):
