@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
@@ -37,7 +38,8 @@ def atomic_write_path(path: Path, mode: int = 0o666) -> Iterator[Path]:
             raise make_write_error(path, error) from None
 
     with hold_temporary(temporary, make, _list_new_folders(folder)):
-        yield temporary
+        with _explain_full_disk(path):
+            yield temporary
         try:
             with temporary.open("rb") as file:
                 os.fsync(file.fileno())
@@ -64,7 +66,8 @@ def atomic_write_folder(folder: Path, last: str, old: Callable[[], Collection[st
             raise make_write_error(folder, error) from None
 
     with hold_temporary(temporary, make, _list_new_folders(folder)):
-        yield temporary
+        with _explain_full_disk(folder):
+            yield temporary
         try:
             old_names = set(old())
             new_files = sorted(temporary.iterdir(), key=lambda file: file.name == last)
@@ -74,6 +77,17 @@ def atomic_write_folder(folder: Path, last: str, old: Callable[[], Collection[st
                 (folder / name).unlink(missing_ok=True)
         except OSError as error:
             raise make_write_error(folder, error) from None
+
+
+@contextlib.contextmanager
+def _explain_full_disk(path: Path) -> Iterator[None]:
+    """Raise ``OutputError`` where the disk is full, or the user's part of it, in whatever library that shows."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise make_write_error(Path(error.filename or path), error) from None
 
 
 def _list_new_folders(folder: Path) -> list[Path]:

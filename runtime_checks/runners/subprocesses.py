@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import signal
 import subprocess
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,6 +18,8 @@ CONFINEMENT_PACKAGE = "landlockpy"
 # Seconds and GiB that a process may take if nobody says otherwise; the same in bytes.
 TIME_LIMIT, MEMORY_LIMIT = 600.0, 16.0
 MEMORY = MEMORY_LIMIT * 2**30
+# Bytes that are free for temporary files, with less of which a process that ends early had too few.
+LEAST_SPACE = 2**20
 _KEPT_VARIABLES = ("PATH", "HOME", "LD_LIBRARY_PATH", "TMPDIR")
 
 
@@ -76,6 +80,8 @@ def make_early_end_error(path: Path, code: int, log: str, seconds: float, memory
     mend = "raise --time-limit or --memory-limit if the limits are the reason"
     if number in (signal.SIGFPE, signal.SIGSEGV, signal.SIGABRT, signal.SIGILL):
         mend = "an operator of the file ends its process, and would end a host's: find the inputs that cause it"
+    if number <= 0 and shutil.disk_usage(tempfile.gettempdir()).free < LEAST_SPACE:
+        last, mend = last or "its folder of temporary files is full", "free the disk, or set TMPDIR to another one"
     what, got = "the process that ran the archive ended early", f"{how}{': ' + last if last else ''}"
     expected = f"a run within {seconds:g} s and {memory / 2**30:.1f} GiB"
     return RunError(what, where=str(path), got=got, expected=expected, mend=mend)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from native_build import verify_natively
-from project import ROOT
+from project import ROOT, mark_rest_thorough
 
 import torchferry
 from exporter.archive import kernel_container, pt_archive
@@ -100,6 +100,70 @@ def test_a_cache_that_others_can_write(tmp_path):
     assert code == 4
     assert "others can write" in errors
     assert list_names(tmp_path) == ["cache"]
+
+
+# The words of a shell: a disk of its own for one folder, a command, and what is there at its end.
+SMALL_DISK = 'mount -t tmpfs -o size=$0 none "$1" && shift && "$@"; echo "code $?"; find out -mindepth 1'
+
+
+def run_on_a_small_disk(place: Path, folder: str, size: str, *words: object) -> tuple[int, str, list[str]]:
+    """Run a command with ``folder`` (out, temporary or cache) on a disk of this size; return its exit code, what it
+    printed, and the files that are in ``out`` afterwards."""
+    for name in ("out", "temporary", "cache"):
+        (place / name).mkdir()
+    places = {"TMPDIR": str(place / "temporary"), "TORCHFERRY_CACHE": str(place / "cache")}
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "HOME": str(place), **places}
+    own_mounts = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", SMALL_DISK, size, folder]
+    line = [*own_mounts, sys.executable, "-m", "exporter", *map(str, words)]
+    done = subprocess.run(line, cwd=place, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    if "code " not in done.stdout or "mount:" in done.stderr:
+        pytest.skip(f"this user cannot mount a disk in memory: {done.stderr.strip()}")
+    printed, _, end = done.stdout.rpartition("code ")
+    code, *files = end.split()
+    return int(code), printed + done.stderr, files
+
+
+EXPORT = ("export", DECAY, "-o", "out/decay.pt", "--format", "pt,c")
+DIFF = ("diff", ROBERTSON, ROBERTSON, "--run")
+ONNX, PT2 = (("convert", ROBERTSON, "--to", f, "-o", f"out/m.{f}") for f in ("onnx", "pt2"))
+
+
+@pytest.mark.parametrize(
+    ("folder", "size", "words", "code", "mend"),
+    mark_rest_thorough(
+        [("out", "8k", EXPORT, 2, "free disk space"), ("temporary", "8k", DIFF, 4, "TMPDIR")],
+        [
+            ("out", "20k", ONNX, 2, "free disk space"),
+            ("out", "60k", PT2, 2, "free disk space"),
+            ("cache", "8k", EXPORT, 6, "TORCHFERRY_CACHE"),
+            ("cache", "20k", PT2, 6, "TORCHFERRY_CACHE"),
+            ("temporary", "8k", EXPORT, 2, "TMPDIR"),
+        ],
+    ),
+)
+def test_a_full_disk(folder, size, words, code, mend, tmp_path):
+    got, printed, files = run_on_a_small_disk(tmp_path, folder, size, *words)
+    assert (got, files) == (code, []), printed
+    assert mend in printed
+    assert "Traceback" not in printed
+
+
+@pytest.mark.thorough
+def test_a_disk_that_is_large_enough(tmp_path):
+    """The control."""
+    code, _, files = run_on_a_small_disk(tmp_path, "out", "1m", *EXPORT)
+    assert (code, {"out/decay.pt", "out/decay/manifest.json"} <= set(files)) == (0, True)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("words", [EXPORT, ("convert", ROBERTSON, "--to", "c", "-o", "out/kernel")])
+def test_a_folder_that_nobody_may_write_to(words, tmp_path):
+    (tmp_path / "out").mkdir(mode=0o500)
+    if os.access(tmp_path / "out", os.W_OK):
+        pytest.skip("root may write everywhere")
+    code, errors = command(tmp_path, *words, HOME=str(tmp_path))
+    assert (code, list_names(tmp_path / "out")) == (2, [])
+    assert "Permission denied" in errors
 
 
 @pytest.mark.thorough

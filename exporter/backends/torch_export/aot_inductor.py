@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
+import tempfile
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,6 +31,10 @@ def require() -> None:
         what = "a .pt2 is compiled for this machine, and there is no C++ compiler"
         mend = "install g++, or write another format: what loads a .pt2 needs none"
         raise MissingRuntimeError(what, got="neither g++ nor clang++", mend=mend)
+
+
+# As compilers say it too.
+NO_SPACE = os.strerror(errno.ENOSPC)
 
 
 def compile_programs(programs: Mapping[str, Program]) -> dict[str, bytes]:
@@ -56,6 +63,9 @@ def _compile(program: Program, package: Path) -> None:
                 program.exported, package_path=str(package), inductor_configs=settings
             )
         except Exception as error:
+            if NO_SPACE in str(error):
+                what, mend = "there is no room to compile a .pt2", "free the disk of TORCHFERRY_CACHE and TMPDIR"
+                raise MissingRuntimeError(what, where=tempfile.gettempdir(), got=NO_SPACE, mend=mend) from error
             nodes = [node for node in program.exported.graph.nodes if node.name in str(error)]
             places = {node.meta.get("custom", {}).get(ORIGIN, "") for node in nodes}
             what, check = f"AOTInductor does not compile method {program.method!r}", "AOTInductor"
