@@ -107,7 +107,7 @@ def build(
 def _check_names(path: str, module: nn.Module) -> None:
     """Check names: TorchScript writes them into source text, and the archive has methods of its own."""
     for name in (*module._parameters, *module._buffers, *module._modules):
-        if keyword.iskeyword(name) or (not path and name in RESERVED):
+        if keyword.iskeyword(name) or not {'"', "\\"}.isdisjoint(name) or (not path and name in RESERVED):
             what = f"{f'{path}.{name}' if path else name!r} cannot be used as a name in a TorchScript file"
-            expected = f"no Python keyword, and at the top level none of {', '.join(RESERVED)}"
+            expected = f"no Python keyword, no quote or backslash, and at the top level none of {', '.join(RESERVED)}"
             raise CaptureError(what, check="names", expected=expected, mend="rename the submodule, parameter or buffer")

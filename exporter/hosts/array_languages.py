@@ -13,7 +13,7 @@ from exporter.archive.contract import name_output
 from exporter.archive.kernel_container import KernelFiles
 from exporter.hosts.fitting import check_batch, check_double, list_model_parameters
 from exporter.hosts.variable_cases import Shape, list_variable_rows, place_numbers
-from exporter.hosts.wrapping import name_for_languages, render
+from exporter.hosts.wrapping import name_for_languages, name_function, render
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def render_r(kernel: KernelFiles, options: None, title: str) -> dict[str, bytes]
 
 def render_octave(kernel: KernelFiles, options: None, title: str) -> dict[str, bytes]:
     """Return the files of a MEX function by name. Raises ``UsageError`` for a model that does not fit."""
-    return _render(kernel, "octave", title, "", f"{name_for_languages([kernel.name])[0]}.mex", f"test_{kernel.name}.m")
+    return _render(kernel, "octave", title, "", f"{name_function(kernel.name)}.mex", f"test_{kernel.name}.m")
 
 
 def _render(kernel: KernelFiles, host: str, title: str, script: str, library: str, self_test: str) -> dict[str, bytes]:

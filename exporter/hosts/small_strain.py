@@ -214,6 +214,9 @@ def list_other_numbers(kernel: KernelFiles, options: PointOptions, known: Abstra
 def _check_variables(kernel: KernelFiles, options: PointOptions, host: str, *, with_tangent: bool) -> None:
     contract, where = kernel.contract, str(kernel.path)
     stress, strain, block = options.stress, options.strain, (options.stress, options.strain)
+    if strain.endswith(OLD_SUFFIX):
+        what, mend = "the strain at the beginning of a step is no strain at its end", f"--strain {strain[:-2]}"
+        raise UsageError(what, where="--strain", got=strain, expected=f"a name without {OLD_SUFFIX}", mend=mend)
     for role, name, specs in (("output", stress, contract.outputs), ("input", strain, contract.inputs)):
         names = [s.name for s in specs]
         if name not in names:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import hashlib
 import keyword
 from collections.abc import Mapping, Sequence
@@ -38,10 +39,15 @@ _C_WORDS = (
     "ceil round trunc fabs fmin fmax abs zero nowhere blocks are_finite names_in names_out"
 )
 _OTHER_WORDS = (
-    "function repeat next in TRUE FALSE NULL Inf NaN NA end endif endfor endfunction endwhile until otherwise global "
-    "persistent parameters derivatives torch jax jnp ctypes prod casadi"
+    "function repeat next in TRUE FALSE NULL Inf NaN NA NA_integer_ NA_real_ NA_complex_ NA_character_ "
+    "catch classdef elseif end endclassdef endenumeration endevents endfor endfunction endif endmethods endparfor "
+    "endproperties endspmd endswitch endwhile end_try_catch end_unwind_protect global otherwise parfor persistent spmd "
+    "switch try until unwind_protect unwind_protect_cleanup "
+    "parameters derivatives torch jax jnp ctypes prod casadi"
 )
 _KEYWORDS = frozenset([*keyword.kwlist, *_C_WORDS.split(), *_OTHER_WORDS.split()])
+# What the files around a function call by name, which a variable in it does not hide.
+_CALLED = frozenset([*(name for name in dir(builtins) if not name.startswith("_")), "list", "lapply", "local"])
 
 
 def name_for_languages(names: Sequence[str]) -> list[str]:
@@ -53,6 +59,11 @@ def name_for_languages(names: Sequence[str]) -> list[str]:
             candidate = f"x{candidate}" if candidate.startswith("_") else f"{candidate}_"
         unique.append(candidate)
     return unique
+
+
+def name_function(name: str) -> str:
+    """Return the name of the function of a kernel in languages whose own functions its files call."""
+    return name_for_languages([f"{name}_" if name in _CALLED else name])[0]
 
 
 def format_number(number: float) -> str:
@@ -70,7 +81,7 @@ def list_numbers(numbers: Sequence[float]) -> str:
 def render(template: str, kernel: KernelFiles, context: Mapping[str, Any]) -> bytes:
     """Render a template with what all of them know: the names of the kernel, and the version that writes."""
     # The name of functions that people call: kernel.name itself begins longer names, and may be a keyword.
-    (function,) = name_for_languages([kernel.name])
+    function = name_function(kernel.name)
     digest = hashlib.sha256(kernel.contents[kernel_container.MANIFEST]).hexdigest()[:16]
     known = {
         "digest": digest,

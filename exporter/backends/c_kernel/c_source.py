@@ -71,6 +71,50 @@ def _emit_method(lowered: LoweredMethod, contract: Contract, loops: Mapping[int,
     return code
 
 
+# Headers of C99, and of what its compilers and systems have besides.
+_HEADERS = frozenset(
+    [
+        "assert",
+        "complex",
+        "ctype",
+        "errno",
+        "fenv",
+        "float",
+        "inttypes",
+        "iso646",
+        "limits",
+        "locale",
+        "math",
+        "setjmp",
+        "signal",
+        "stdalign",
+        "stdarg",
+        "stdatomic",
+        "stdbool",
+        "stddef",
+        "stdint",
+        "stdio",
+        "stdlib",
+        "stdnoreturn",
+        "string",
+        "strings",
+        "tgmath",
+        "threads",
+        "time",
+        "uchar",
+        "unistd",
+        "wchar",
+        "wctype",
+        "omp",
+        "features",
+        "alloca",
+        "malloc",
+        "memory",
+    ]
+)
+_CODES = ("OK", "NOT_CONVERGED", "PARAMETERS")
+
+
 def render_sources(
     contract: Contract,
     lowered_methods: Mapping[str, LoweredMethod],
@@ -82,6 +126,9 @@ def render_sources(
     loops = write_loops([*lowered_methods.values()])
     emitted = {name: _emit_method(lowered, contract, loops) for name, lowered in lowered_methods.items()}
     name = to_c_identifier(contract.name)
+    if name in _HEADERS:
+        # Its own header would stand before the one of C.
+        name += "_model"
     methods = [_describe_method(contract, lowered_methods[m], code, values) for m, code in emitted.items()]
     helpers = dict.fromkeys(h for code in emitted.values() for h in code.helpers)
     unrolled = sorted({n for code in emitted.values() for n in code.unrolled_sizes})
@@ -126,7 +173,16 @@ def render_sources(
 def _describe_parameters(
     contract: Contract, values: Mapping[str, torch.Tensor], read: Collection[int]
 ) -> list[dict[str, Any]]:
-    c_names = to_c_identifiers([*values])
+    # Of names in front of which the header puts the same word.
+    methods = [*contract.methods]
+    c_names = list[str]()
+    for identifier in to_c_identifiers([*values]):
+        c_name = identifier
+        if c_name.startswith(("ERROR_", *(f"{m.upper()}_" for m in methods))):
+            c_name = f"_{c_name}"
+        while c_name in c_names or c_name in _CODES:
+            c_name += "_"
+        c_names.append(c_name)
     return [
         {
             "identifier": c_name,
