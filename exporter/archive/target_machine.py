@@ -54,7 +54,11 @@ def machine_from_json(data: bytes, where: str) -> TargetMachine:
     """Parse the record of a machine. Raises ``ArchiveError``."""
     try:
         raw = json.loads(data)
-        return TargetMachine(**{**raw, "instructions": tuple(raw["instructions"])})
+        machine = TargetMachine(**{**raw, "instructions": tuple(raw["instructions"])})
+        texts = (machine.system, machine.processor, machine.torch, machine.device, *machine.instructions)
+        if not isinstance(raw["instructions"], list) or not all(isinstance(text, str) for text in texts):
+            raise ValueError("a value that is no text")
+        return machine
     except (ValueError, TypeError, KeyError) as error:
         raise ArchiveError("the record of the machine is damaged", where=where, got=str(error)) from None
 

@@ -310,6 +310,7 @@ def test_models_that_are_no_umat(tmp_path, capfd, point_kernels, solid):
     assert not (perzyna / "umat").exists()
     for options, message in {
         ("--strain", "stain"): "no input 'stain'",
+        ("--strain", "strain~1"): "the strain at the beginning of a step is no strain at its end",
         ("--stress", "sigma"): "no output 'sigma'",
         ("--field", "ep~1"): "'ep~1' is the strain, the stress, a state variable or a property",
         ("--field", "ep"): "'ep' is the strain, the stress, a state variable or a property",
