@@ -58,6 +58,7 @@ from runtime_checks.model import load as _load
 from runtime_checks.native_code import NATIVE
 from runtime_checks.options import VerifyOptions
 from runtime_checks.report import Report
+from runtime_checks.runners.confined_calls import ConfinementWarning
 from runtime_checks.runners.fork_server import start_runtime
 from runtime_checks.runners.subprocesses import MEMORY_LIMIT, TIME_LIMIT
 from torchferry import pipeline as _pipeline
@@ -75,6 +76,7 @@ __all__ = [
     "CaptureError",
     "Checked",
     "ComposedModel",
+    "ConfinementWarning",
     "Contract",
     "Converted",
     "Difference",
@@ -417,12 +419,10 @@ def check(
     options = CaptureOptions(
         seed, allowances, second_opinion=second_opinion, thorough=thorough, budget=budget, jobs=choose_jobs(jobs)
     )
-    path = Path(inputs) if isinstance(inputs, str) else inputs
-    request = make_request(source, overrides, extensions, drivers, dtype)
     return _soundness_check.check(
-        request,
+        make_request(source, overrides, extensions, drivers, dtype),
         models=models,
-        inputs=path,
+        inputs=Path(inputs) if isinstance(inputs, str) else inputs,
         per_element=_to_tuple(per_element),
         shapes=ShapeChoice(batch, sizes),
         options=options,
@@ -531,12 +531,12 @@ def load(
             pass, ``"warn"`` gives an ``OutsideEnvelopeWarning``, ``"error"`` raises ``UsageError``.
         threads: Threads of onnxruntime; torch's are the process's own.
         engine: What runs an archive: ``"torchscript"``; ``"pt2"``, the package beside it; ``"kernel"``, the C sources
-            that it carries or that lie beside it, built by this machine's compiler; on a GPU the sources for those
-            that lie beside it, built by nvcc. Both have to pass the archive's
-            cases here first; otherwise an ``EngineWarning`` says why, and TorchScript runs it. ``"auto"`` times all of
-            them that pass, and takes the fastest; ``Model.choice`` has the times, and why others are left out.
-            ``"interpreter"`` runs the archive's graphs in Python, operator by operator: it needs no ``torch.jit``, and
-            stands in for it, with an ``EngineWarning``, where torch has none.
+            that it carries or that lie beside it, built by this machine's compiler; on a GPU the sources for those that
+            lie beside it, built by nvcc. Both have to pass the archive's cases here first; otherwise an
+            ``EngineWarning`` says why, and TorchScript runs it. ``"auto"`` times all of them that pass, and takes the
+            fastest; ``Model.choice`` has the times, and why others are left out. ``"interpreter"`` runs the archive's
+            graphs in Python, operator by operator: it needs no ``torch.jit``, and stands in for it, with an
+            ``EngineWarning``, where torch has none.
         trust: What of the file may run: ``"graphs"``, and native code that this user exported or converted here;
             ``"native"``, the native code of others too: a package, a kernel.
         public_key: The key that has to have signed the file; native code that it has signed is trusted.
