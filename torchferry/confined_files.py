@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,7 +16,7 @@ from exporter.graph.archive_diff import Difference, diff_archives
 from runtime_checks.file_verifier import FileVerifier
 from runtime_checks.options import VerifyOptions
 from runtime_checks.output_agreement import compare_outputs
-from runtime_checks.runners.confined_calls import Confinement, call_confined
+from runtime_checks.runners.confined_calls import Confinement, call_confined, is_confined
 from runtime_checks.runners.subprocesses import MEMORY_LIMIT
 from torchferry.conversion import Converted, convert
 from torchferry.pipeline import Exported
@@ -58,6 +59,11 @@ def adopt_confined(path: Path, adopt: Callable[..., list[Exported]], options: di
     has_devices = needs_devices(VerifyOptions(devices=options.get("devices", "cpu")))
     limits = max(options.get("time_limit", DAY), DAY), options.get("memory_limit", MEMORY_LIMIT)
     confinement = Confinement(path, (Path(options.get("output") or ""),), *limits, None, has_devices)
+    # A wrong argument is the caller's.
+    inspect.signature(adopt).bind(**options)
+    if is_confined():
+        (adopted,) = adopt(**options)
+        return adopted
     (adopted,) = call_confined(functools.partial(adopt, **options | forwarding), confinement, hear)
     return adopted
 

@@ -80,6 +80,9 @@ def _iterate_fields(message: memoryview) -> Iterator[tuple[int, memoryview]]:
     while place < len(message):
         tag, place = _read_number(message, place)
         number, wire = tag >> 3, tag & 7
+        if not 0 < number < 2**29:
+            # Other readers take the lower bits.
+            raise ValueError(f"a field of the number {number}")
         if wire == _VARINT:
             _, place = _read_number(message, place)
         elif wire in (_FIXED_32, _FIXED_64):

@@ -49,6 +49,9 @@ class ForkKilledError(ForkFailedError):
 class ForkedCall:
     """A function call in a forked process, beside what this process goes on with."""
 
+    # Of an answer.
+    _most_bytes: int | None = None
+
     def __init__(self, function: Callable[..., Any], *args: Any) -> None:
         self._pipe, child_end = multiprocessing.connection.Pipe()
         # One thread may wait for it while another one ends it.
@@ -83,18 +86,22 @@ class ForkedCall:
         try:
             if not self._pipe.poll(seconds):
                 raise ForkFailedError(f"no end within {seconds:g} s")
-            return self._load(self._pipe.recv_bytes())
+            return self._load(self._pipe.recv_bytes(self._most_bytes))
         except (EOFError, OSError):
             raise ForkKilledError("its process was killed") from None
 
     def _load(self, answer: bytes) -> Any:
         return pickle.loads(answer)
 
+    def _ask_to_end(self, pid: int) -> None:
+        """Let the process end by itself; here none has anything to put away."""
+
     def end(self) -> None:
         """End the process, whether or not it has answered."""
         with self._lock:
             pid, self._pid = self._pid, 0
         if pid:
+            self._ask_to_end(pid)
             with contextlib.suppress(ProcessLookupError, ChildProcessError):
                 os.kill(pid, signal.SIGKILL)
                 self.code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])

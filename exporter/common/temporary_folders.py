@@ -76,6 +76,11 @@ def remove_temporary_paths() -> None:
         _remove(path, new_folders)
 
 
+def forget_temporary_paths() -> None:
+    """Leave what is listed now to the process that this one was forked from."""
+    _PATHS.clear()
+
+
 def _remove_leftovers(folder: Path, pattern: str) -> None:
     """Remove temporary files and folders with names of this pattern that are this user's, and that no process holds."""
     with contextlib.suppress(OSError):

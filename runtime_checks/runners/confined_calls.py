@@ -12,16 +12,22 @@ import gc
 import io
 import os
 import pickle
+import signal
 import tempfile
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
+import torch
+
+from exporter.common import errors
 from exporter.common.errors import ArchiveError, TorchferryError
 from exporter.common.forking import WEEK, ForkedCall, ForkFailedError, ForkKilledError, tell_parent
-from exporter.common.temporary_folders import temporary_folder
+from exporter.common.plain_text import escape_unsafe
+from exporter.common.temporary_folders import forget_temporary_paths, remove_temporary_paths, temporary_folder
 from runtime_checks.cache import cache_folder, make_private_folder
 from runtime_checks.runners.children.confinement import confine, set_limits
 from runtime_checks.runners.subprocesses import MEMORY_LIMIT, TIME_LIMIT, check_limits, make_early_end_error
@@ -33,9 +39,12 @@ _PLAIN_NAMES = {
     ("builtins", "frozenset"),
     ("builtins", "complex"),
     ("collections", "OrderedDict"),
-    ("exporter.common.errors", "_rebuild"),
     *(("pathlib", f"{system}Path") for system in ("", "Posix", "Windows")),
 }
+# Of an answer.
+_MOST_BYTES = 2**28
+# Seconds that a process has to remove its temporary files.
+_PATIENCE = 3.0
 # Where torch compiles (torch/_inductor/runtime/cache_dir_utils.py).
 _INDUCTOR = "TORCHINDUCTOR_CACHE_DIR"
 # This process, or one that it was forked from, is confined.
@@ -66,6 +75,8 @@ class Confinement:
     def list_folders(self) -> tuple[list[str], str]:
         """List the folders that the process may write to, and name that of its temporary files, if not its own."""
         outputs = [str(_find_folder(path)) for path in self.outputs if path is not None]
+        # What is written beside an output lies beside its link.
+        outputs += [str(path.absolute().parent) for path in self.outputs if path is not None and path.is_symlink()]
         temporary_files = ""
         if self.programs is None:
             # Where there is no cache, what needs one says so.
@@ -123,6 +134,11 @@ def _count_own_memory() -> int:
     return 0
 
 
+def is_confined() -> bool:
+    """Return whether this process is confined, or one that it was forked from."""
+    return _is_confined
+
+
 def call_confined(
     function: Callable[[], _Result],
     confinement: Confinement,
@@ -145,9 +161,13 @@ def call_confined(
 
     with temporary_folder() as folder:
         prepare = make_preparation(confinement, folder, lambda text: tell_parent(_Missing(text)))
-        result = _ConfinedCall(confinement, _run, function, prepare, confinement).wait(hear=hear_warnings)
+        has_no_gpu = torch.cuda.is_initialized() and not confinement.has_devices
+        call = functools.partial(_run, function, prepare, confinement, has_no_gpu)
+        result = _ConfinedCall(confinement, call).wait(hear=hear_warnings)
     for text in missing:
-        warnings.warn(text, ConfinementWarning, stacklevel=3)
+        warnings.warn(escape_unsafe(text), ConfinementWarning, stacklevel=3)
+    if isinstance(result, _Raised):
+        raise result.make_error()
     return result
 
 
@@ -156,12 +176,48 @@ class _Missing:
     text: str
 
 
-def _run(function: Callable[[], _Result], prepare: Callable[[], None], confinement: Confinement) -> _Result:
+@dataclass(frozen=True)
+class _Raised:
+    """An error as data: libraries change how exceptions are pickled."""
+
+    class_name: str
+    what: str
+    details: dict[str, str]
+    attributes: dict[str, Any]
+
+    def make_error(self) -> TorchferryError:
+        error_type = getattr(errors, self.class_name, None)
+        if not (isinstance(error_type, type) and issubclass(error_type, TorchferryError)):
+            error_type = TorchferryError
+        error = error_type(self.what, **self.details)
+        vars(error).update(self.attributes)
+        return error
+
+
+def _run(
+    function: Callable[[], _Result], prepare: Callable[[], None], confinement: Confinement, has_no_gpu: bool
+) -> _Result | _Raised:
     # It computes for long, as this process would.
     gc.enable()
+    # An interrupt of a terminal is the parent's, which then ends this process.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    forget_temporary_paths()
+    signal.signal(signal.SIGTERM, _end_tidily)
+    if has_no_gpu:
+        # CUDA, which the parent uses, does not survive a fork.
+        torch.cuda.is_available, torch.cuda.device_count = (lambda: False), (lambda: 0)
     prepare()
-    with confinement.explain_memory():
-        return function()
+    try:
+        with confinement.explain_memory():
+            return function()
+    except TorchferryError as error:
+        attributes = {k: v for k, v in vars(error).items() if k not in ("what", "details")}
+        return _Raised(type(error).__name__, error.what, error.details, attributes)
+
+
+def _end_tidily(number: int, frame: object) -> None:
+    remove_temporary_paths()
+    os._exit(1)
 
 
 class _ConfinedCall(ForkedCall):
@@ -177,23 +233,47 @@ class _ConfinedCall(ForkedCall):
         except ForkFailedError as error:
             raise RuntimeError(f"in a confined process: {error}") from None
 
+    _most_bytes = _MOST_BYTES
+
     def _load(self, answer: bytes) -> Any:
         return _AnswerReader(io.BytesIO(answer)).load()
 
+    def _ask_to_end(self, pid: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+        until = time.monotonic() + _PATIENCE
+        # It stays a zombie, whose end is still to be heard.
+        while time.monotonic() < until and not os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            time.sleep(0.01)
 
-class _AnswerReader(pickle.Unpickler):
-    """Reads values of Python and of our own classes of data: no other name of a pickle is looked up."""
+
+# Python's own class in Python, of which a step can be replaced.
+_Unpickler: Any = vars(pickle)["_Unpickler"]
+
+
+class _AnswerReader(_Unpickler):
+    """Reads values of Python and of our own classes of data: nothing else that a pickle names is looked up, and nothing
+    is changed but new objects of those classes."""
+
+    dispatch: ClassVar[dict[int, Any]] = dict(_Unpickler.dispatch)
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) in _PLAIN_NAMES:
             return super().find_class(module, name)
-        if module.partition(".")[0] in _OWN_PACKAGES:
+        if module.partition(".")[0] in _OWN_PACKAGES and "." not in name:
             value = super().find_class(module, name)
-            if isinstance(value, type) and (
-                dataclasses.is_dataclass(value) or issubclass(value, (TorchferryError, enum.Enum))
-            ):
+            is_of_data = isinstance(value, type) and (dataclasses.is_dataclass(value) or issubclass(value, enum.Enum))
+            if is_of_data and value.__module__ == module:
                 return value
         raise pickle.UnpicklingError(f"the answer of a confined process names {module}.{name}")
+
+    def load_build(self) -> None:
+        target = self.stack[-2]
+        if isinstance(target, (type, enum.Enum)) or not dataclasses.is_dataclass(target):
+            raise pickle.UnpicklingError("the answer of a confined process changes what is no new object")
+        super().load_build()
+
+    dispatch[pickle.BUILD[0]] = load_build
 
 
 def _find_folder(path: Path) -> Path:

@@ -112,7 +112,7 @@ _HEADERS = frozenset(
         "memory",
     ]
 )
-_CODES = ("OK", "NOT_CONVERGED", "PARAMETERS")
+_CODES = ("OK", "NOT_CONVERGED", "PARAMETERS", "array")
 
 
 def render_sources(
@@ -173,14 +173,13 @@ def render_sources(
 def _describe_parameters(
     contract: Contract, values: Mapping[str, torch.Tensor], read: Collection[int]
 ) -> list[dict[str, Any]]:
-    # Of names in front of which the header puts the same word.
-    methods = [*contract.methods]
+    # Names in front of which the header puts the same word; functions and types where the model's is of capitals.
+    taken = (*_CODES, *contract.methods)
+    starts = ("ERROR_", *(f"{m.upper()}_" for m in contract.methods), *(f"{m}_" for m in contract.methods))
     c_names = list[str]()
     for identifier in to_c_identifiers([*values]):
-        c_name = identifier
-        if c_name.startswith(("ERROR_", *(f"{m.upper()}_" for m in methods))):
-            c_name = f"_{c_name}"
-        while c_name in c_names or c_name in _CODES:
+        c_name = f"_{identifier}" if identifier.startswith(starts) else identifier
+        while c_name in c_names or c_name in taken:
             c_name += "_"
         c_names.append(c_name)
     return [

@@ -139,6 +139,15 @@ def test_a_name_that_is_there_twice():
         assert find_references(data).strange == {"operator 'RandomNormalLike'"}
 
 
+def test_a_number_that_other_readers_cut_short():
+    """Protocol buffers take 32 bits of it: the field would be an operator's name."""
+    node = b"\xa2\x80\x80\x80\x10\x10RandomNormalLike"
+    graph = b"\x0a" + bytes([len(node)]) + node
+    data = b"\x3a" + bytes([len(graph)]) + graph
+    with pytest.raises(ValueError, match="a field of the number"):
+        find_references(data)
+
+
 @pytest.fixture
 def container(tmp_path) -> Path:
     path = Path(shutil.copy(ARTIFACTS / "robertson.pt", tmp_path))

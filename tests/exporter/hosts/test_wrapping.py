@@ -112,6 +112,12 @@ def test_a_model_named_as_what_a_build_needs(name, tmp_path):
     assert "PUBLIC m)" not in build
 
 
+def test_a_model_of_capitals(tmp_path):
+    """What the header has for its parameters, and for its functions, begins with the same word."""
+    header = (export(tmp_path, "A", ("x",), ("array", "forward_prepare")) / "A.h").read_text()
+    assert "A_array_ = 0" in header
+
+
 @pytest.mark.parametrize("name", ["max", "len", "list", "lapply", "elseif", "catch", "unwind_protect", "NA_real_"])
 def test_functions_of_the_languages(name):
     assert name_function(name) == f"{name}_"

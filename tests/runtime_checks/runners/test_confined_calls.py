@@ -5,16 +5,20 @@ from __future__ import annotations
 import io
 import os
 import pickle
+import re
 import signal
+import time
 import warnings
 from pathlib import Path
 
 import pytest
 import torch
 
-from exporter.common.errors import ArchiveError, RunError, UsageError
+from exporter.archive.contract import Finding
+from exporter.common.atomic_files import atomic_write_path
+from exporter.common.errors import ArchiveError, RunError, UnsoundError, UsageError
 from exporter.common.forking import tell_parent
-from runtime_checks.report import CheckResult
+from runtime_checks.report import CheckResult, Report
 from runtime_checks.runners import confined_calls
 from runtime_checks.runners.confined_calls import Confinement, ConfinementWarning, call_confined
 
@@ -118,6 +122,55 @@ def test_an_answer_names_nothing_else(module, attribute):
     text = b"\x80\x04\x8c" + bytes([len(module)]) + module.encode() + b"\x8c" + bytes([len(attribute)])
     with pytest.raises(pickle.UnpicklingError, match="the answer of a confined process names"):
         confined_calls._AnswerReader(io.BytesIO(text + attribute.encode() + b"\x93.")).load()
+
+
+def test_an_answer_that_changes_a_class():
+    """Each later report would have passed."""
+    text = pickle.dumps(Report)[:-1] + pickle.dumps((None, {"passed": True}), 4)[2:-1] + b"b."
+    text = re.sub(rb"\x80\x04\x95.{8}", b"\x80\x04", text, count=1, flags=re.DOTALL)
+    text = re.sub(rb"\x95.{8}", b"", text, flags=re.DOTALL)
+    with pytest.raises(pickle.UnpicklingError, match="changes what is no new object"):
+        confined_calls._AnswerReader(io.BytesIO(text)).load()
+    assert isinstance(vars(Report)["passed"], property)
+
+
+def test_an_error_comes_back_whole(monkeypatch):
+    """However another library has exceptions pickled."""
+
+    def work() -> None:
+        error = UnsoundError("what", check="c", where="w", got="g", expected="e", mend="m")
+        error.findings = (Finding("c", "what"),)
+        raise error
+
+    monkeypatch.setattr(UnsoundError, "__reduce_ex__", lambda self, protocol: (print, ()))
+    with pytest.raises(UnsoundError, match="what") as caught:
+        call_confined(work, Confinement(FILE))
+    assert (caught.value.details["mend"], caught.value.findings) == ("m", (Finding("c", "what"),))
+
+
+@pytest.mark.parametrize("way", ["listener", "interrupt"])
+def test_an_early_end_leaves_nothing(way, tmp_path):
+    def work() -> None:
+        with atomic_write_path(tmp_path / "new" / "file"):
+            tell_parent("it is there")
+            time.sleep(60)
+
+    def hear(value: object) -> None:
+        assert list((tmp_path / "new").iterdir())
+        raise KeyboardInterrupt if way == "interrupt" else KeyError("of the listener's")
+
+    with pytest.raises((KeyboardInterrupt, KeyError)):
+        call_confined(work, Confinement(FILE, (tmp_path / "new" / "file",)), hear)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_lies_beside_a_link(tmp_path):
+    for name in ("links", "real"):
+        (tmp_path / name).mkdir()
+    link = tmp_path / "links" / "a"
+    link.symlink_to(tmp_path / "real" / "a")
+    call_confined(lambda: [p.touch() for p in (link, link.with_suffix(".b"))] and None, Confinement(FILE, (link,)))
+    assert sorted(p.name for p in tmp_path.rglob("*") if p.is_file()) == ["a", "a", "a.b"]
 
 
 def test_an_answer_that_acts(tmp_path):
