@@ -239,6 +239,9 @@ class _ConfinedCall(ForkedCall):
         return _AnswerReader(io.BytesIO(answer)).load()
 
     def _ask_to_end(self, pid: int) -> None:
+        if not hasattr(os, "waitid"):
+            # What it leaves the next process removes.
+            return
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
         until = time.monotonic() + _PATIENCE
