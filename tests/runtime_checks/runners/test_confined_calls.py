@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from early_ends import raise_bug, raise_usage_error, wait_for_ever
 
 from exporter.archive.contract import Finding
 from exporter.common.atomic_files import atomic_write_path
@@ -67,19 +68,6 @@ def test_a_call_inside_a_call_is_a_call():
 
     assert call_confined(work, Confinement(FILE))
     assert not work()
-
-
-def wait_for_ever() -> None:
-    while True:
-        pass
-
-
-def raise_usage_error() -> None:
-    raise UsageError("this is not meant so", where="here")
-
-
-def raise_bug() -> None:
-    raise KeyError("a bug")
 
 
 @pytest.mark.parametrize(

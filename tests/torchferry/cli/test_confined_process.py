@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from early_ends import raise_bug, raise_usage_error, wait_for_ever
 from project import ROOT, need
 
 from exporter.archive import pt_archive
@@ -74,19 +75,6 @@ def test_what_the_work_can_do(programs, tmp_path, monkeypatch):
     }
     # The control: here all of it can be done.
     assert all(try_all({name: attempts[name] for name in ("elsewhere", "python", "other")}).values())
-
-
-def wait_for_ever() -> None:
-    while True:
-        pass
-
-
-def raise_usage_error() -> None:
-    raise UsageError("this is not meant so", where="here")
-
-
-def raise_bug() -> None:
-    raise KeyError("a bug")
 
 
 def take_memory() -> None:
