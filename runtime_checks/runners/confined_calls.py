@@ -41,6 +41,8 @@ _PLAIN_NAMES = {
     ("collections", "OrderedDict"),
     *(("pathlib", f"{system}Path") for system in ("", "Posix", "Windows")),
 }
+# What our errors have besides their texts.
+_KEPT = ("findings", "report")
 # Of an answer.
 _MOST_BYTES = 2**28
 # Seconds that a process has to remove its temporary files.
@@ -211,7 +213,8 @@ def _run(
         with confinement.explain_memory():
             return function()
     except TorchferryError as error:
-        attributes = {k: v for k, v in vars(error).items() if k not in ("what", "details")}
+        # Libraries add attributes of their own.
+        attributes = {name: value for name, value in vars(error).items() if name in _KEPT}
         return _Raised(type(error).__name__, error.what, error.details, attributes)
 
 

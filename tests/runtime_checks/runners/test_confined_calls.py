@@ -8,6 +8,7 @@ import pickle
 import re
 import signal
 import time
+import traceback
 import warnings
 from pathlib import Path
 
@@ -128,6 +129,8 @@ def test_an_error_comes_back_whole(monkeypatch):
     def work() -> None:
         error = UnsoundError("what", check="c", where="w", got="g", expected="e", mend="m")
         error.findings = (Finding("c", "what"),)
+        # As torch does.
+        vars(error)["real_stack"] = traceback.extract_stack()
         raise error
 
     monkeypatch.setattr(UnsoundError, "__reduce_ex__", lambda self, protocol: (print, ()))
