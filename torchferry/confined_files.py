@@ -44,7 +44,7 @@ def convert_confined(
     """Convert an archive, and verify what was written."""
     verifier = FileVerifier(verify_options, [backend.format.name])
     work = functools.partial(convert, source, output, backend, options, verifier)
-    limits, has_devices = (verify_options.time_limit, verify_options.memory_limit), needs_devices(verify_options)
+    limits, has_devices = (verify_options.time_limit, verify_options.memory_limit), _needs_devices(verify_options)
     return call_confined(work, Confinement(source, (output,), *limits, programs=None, has_devices=has_devices))
 
 
@@ -56,7 +56,7 @@ def adopt_confined(path: Path, adopt: Callable[..., list[Exported]], options: di
     def hear(event: _Event) -> None:
         listeners[event[0]](*event[1])
 
-    has_devices = needs_devices(VerifyOptions(devices=options.get("devices", "cpu")))
+    has_devices = _needs_devices(VerifyOptions(devices=options.get("devices", "cpu")))
     limits = max(options.get("time_limit", DAY), DAY), options.get("memory_limit", MEMORY_LIMIT)
     confinement = Confinement(path, (Path(options.get("output") or ""),), *limits, None, has_devices)
     # A wrong argument is the caller's.
@@ -72,6 +72,6 @@ def _forward(name: str, *arguments: Any) -> None:
     tell_parent((name, arguments))
 
 
-def needs_devices(options: VerifyOptions) -> bool:
+def _needs_devices(options: VerifyOptions) -> bool:
     """Return whether something is run on more than the CPU."""
     return options.device_names != ("cpu",)

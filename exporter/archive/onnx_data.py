@@ -5,7 +5,7 @@ A model is a message of protocol buffers (protobuf.dev, Encoding); the numbers o
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 # By kind of message, its fields that may hold a tensor, or a message that does, and their kinds.
@@ -34,29 +34,29 @@ _VARINT, _FIXED_64, _BYTES, _FIXED_32 = 0, 1, 2, 5
 class References:
     """The names of the ``files`` that hold tensors of a model, and what it has that is no operator of the list."""
 
-    files: set[str] = field(default_factory=set)
-    strange: set[str] = field(default_factory=set)
+    files: frozenset[str]
+    strange: frozenset[str]
 
 
 def find_references(model: bytes) -> References:
     """Return what a model refers to. Raises ``ValueError`` for bytes that are no model."""
-    references = References()
+    files, strange = set[str](), set[str]()
     todo = [("model", memoryview(model))]
     while todo:
         kind, message = todo.pop()
         if kind == "entry":
             fields = dict(_iterate_fields(message))
             if bytes(fields.get(_KEY, b"")) == b"location":
-                references.files.add(bytes(fields.get(_VALUE, b"")).decode())
+                files.add(bytes(fields.get(_VALUE, b"")).decode())
             continue
         fields = list(_iterate_fields(message))
         if kind == "node":
-            references.strange.update(_find_strange_names(fields))
+            strange.update(_find_strange_names(fields))
         elif kind == "function":
             domains = _list_texts(fields, _FUNCTION_DOMAIN) or [""]
-            references.strange.update(f"a function of domain {d!r}" for d in domains if not d.startswith(_OWN_DOMAINS))
+            strange.update(f"a function of domain {d!r}" for d in domains if not d.startswith(_OWN_DOMAINS))
         todo += [(_INNER[kind][number], data) for number, data in fields if number in _INNER[kind]]
-    return references
+    return References(frozenset(files), frozenset(strange))
 
 
 def _find_strange_names(fields: list[tuple[int, memoryview]]) -> Iterator[str]:
@@ -66,8 +66,8 @@ def _find_strange_names(fields: list[tuple[int, memoryview]]) -> Iterator[str]:
     domains = _list_texts(fields, _DOMAIN) or [""]
     if any(domain in _DEFAULT_DOMAINS for domain in domains):
         yield from (f"operator {name!r}" for name in _list_texts(fields, _OPERATOR) if name not in OPERATORS)
-    strange = [d for d in domains if d not in _DEFAULT_DOMAINS and not d.startswith(_OWN_DOMAINS)]
-    yield from (f"domain {name!r}" for name in strange)
+    known = _DEFAULT_DOMAINS
+    yield from (f"domain {d!r}" for d in domains if d not in known and not d.startswith(_OWN_DOMAINS))
 
 
 def _list_texts(fields: list[tuple[int, memoryview]], wanted: int) -> list[str]:

@@ -14,7 +14,7 @@ from tampering import change_cases
 
 from exporter.common.errors import MismatchError, MissingRuntimeError, UsageError
 from runtime_checks import compatibility, torch_environments
-from runtime_checks.compatibility import BROKEN, DIFFERS, NOT_THERE, OTHER, SAME, VERIFIED
+from runtime_checks.compatibility import BROKEN, DIFFERS, NOT_THERE, OTHER, SAME, UNKNOWN, VERIFIED
 from runtime_checks.compatibility import run_compatibility_checks as checked
 from torchferry.cli.app import run
 
@@ -67,6 +67,25 @@ def test_another_graph_there_is_said(this_torch, monkeypatch):
     monkeypatch.setattr(compatibility, "_HASH", "print('0' * 64)")
     (row,) = checked([RATES], [HERE]).rows
     assert (row.verdict, row.graph) == (VERIFIED, OTHER)
+
+
+def test_the_process_that_reads_the_graph_is_confined(this_torch, monkeypatch, tmp_path):
+    pytest.importorskip("landlockpy", reason="Landlock is Linux's")
+    acts = f"\nPath({str(tmp_path / 'made')!r}).touch()"
+    for script, graph, is_made in (
+        (compatibility._HASH + acts, UNKNOWN, False),
+        # The control.
+        (compatibility._HASH.replace("confine(sys.argv[2])", "") + acts, SAME, True),
+    ):
+        monkeypatch.setattr(compatibility, "_HASH", script)
+        assert checked([RATES], [HERE]).rows[0].graph == graph
+        assert (tmp_path / "made").exists() == is_made
+
+
+def test_a_graph_that_takes_too_long(this_torch, monkeypatch):
+    monkeypatch.setattr(compatibility, "_HASH", "import time; time.sleep(60)")
+    monkeypatch.setattr(compatibility, "TIME_LIMIT", 0.5)
+    assert checked([RATES], [HERE]).rows[0].graph == UNKNOWN
 
 
 def test_a_version_that_cannot_be_got_is_said_and_is_no_success(monkeypatch):

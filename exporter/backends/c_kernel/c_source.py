@@ -72,46 +72,12 @@ def _emit_method(lowered: LoweredMethod, contract: Contract, loops: Mapping[int,
 
 
 # Headers of C99, and of what its compilers and systems have besides.
-_HEADERS = frozenset(
-    [
-        "assert",
-        "complex",
-        "ctype",
-        "errno",
-        "fenv",
-        "float",
-        "inttypes",
-        "iso646",
-        "limits",
-        "locale",
-        "math",
-        "setjmp",
-        "signal",
-        "stdalign",
-        "stdarg",
-        "stdatomic",
-        "stdbool",
-        "stddef",
-        "stdint",
-        "stdio",
-        "stdlib",
-        "stdnoreturn",
-        "string",
-        "strings",
-        "tgmath",
-        "threads",
-        "time",
-        "uchar",
-        "unistd",
-        "wchar",
-        "wctype",
-        "omp",
-        "features",
-        "alloca",
-        "malloc",
-        "memory",
-    ]
+_HEADERS = (
+    "assert complex ctype errno fenv float inttypes iso646 limits locale math setjmp signal stdalign stdarg stdatomic "
+    "stdbool stddef stdint stdio stdlib stdnoreturn string strings tgmath threads time uchar unistd wchar wctype omp "
+    "features alloca malloc memory"
 )
+# What the header has behind the model's name, beside the parameters.
 _CODES = ("OK", "NOT_CONVERGED", "PARAMETERS", "array")
 
 
@@ -126,7 +92,7 @@ def render_sources(
     loops = write_loops([*lowered_methods.values()])
     emitted = {name: _emit_method(lowered, contract, loops) for name, lowered in lowered_methods.items()}
     name = to_c_identifier(contract.name)
-    if name in _HEADERS:
+    if name in _HEADERS.split():
         # Its own header would stand before the one of C.
         name += "_model"
     methods = [_describe_method(contract, lowered_methods[m], code, values) for m, code in emitted.items()]

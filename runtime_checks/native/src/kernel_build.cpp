@@ -76,7 +76,7 @@ std::string whole(const fs::path& path) {
 
 constexpr int kTooLong = -2;
 
-/// Wait for a process with the number of its group, and end that group after so many seconds; return its exit code.
+/// Wait for a process, and end it after so many seconds; return its exit code.
 int wait_within(pid_t child, double seconds) {
   const auto until = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
   int status = 0;
@@ -88,7 +88,7 @@ int wait_within(pid_t child, double seconds) {
     if (found < 0 && errno != EINTR) return errno == ECHILD ? 0 : -1;
     if (std::chrono::steady_clock::now() >= until && !late) {
       late = true;
-      kill(-child, SIGKILL);
+      kill(child, SIGKILL);
     } else if (found == 0) {
       std::this_thread::sleep_for(pause);
     }
@@ -108,15 +108,9 @@ Done run(const std::vector<std::string>& words, const fs::path& folder) {
   posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
   posix_spawn_file_actions_addopen(&actions, 1, out.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
   posix_spawn_file_actions_addopen(&actions, 2, errors.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
-  posix_spawnattr_t attributes;
-  posix_spawnattr_init(&attributes);
-  // A group of its own: a compiler starts others.
-  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP);
-  posix_spawnattr_setpgroup(&attributes, 0);
   const double seconds = allowed_seconds();
   pid_t child = 0;
-  const int failed = posix_spawnp(&child, words[0].c_str(), &actions, &attributes, arguments.data(), environ);
-  posix_spawnattr_destroy(&attributes);
+  const int failed = posix_spawnp(&child, words[0].c_str(), &actions, nullptr, arguments.data(), environ);
   posix_spawn_file_actions_destroy(&actions);
   if (failed) return {-1, "", std::generic_category().message(failed)};
   const int code = wait_within(child, seconds);

@@ -1,6 +1,8 @@
 """Which change of a function asks for another graph, and what ``inspect --autograd`` says of a file."""
 
 import json
+import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,7 +10,7 @@ from project import ROOT
 from training_functions import exported, layer, training
 
 import torchferry
-from exporter.graph.provenance import open_archive
+from exporter.graph.provenance import OpenedArchive, open_archive
 from exporter.graph.respecialization import (
     CONSTANTS,
     DTYPE,
@@ -19,6 +21,8 @@ from exporter.graph.respecialization import (
     respecialization_reasons,
 )
 from exporter.saved_code.origin import BACKWARD, FORWARD
+from runtime_checks.runners.confined_calls import is_confined
+from torchferry import pipeline
 from torchferry.cli.app import run
 
 pytestmark = pytest.mark.usefixtures("file_without_the_gate")
@@ -90,6 +94,20 @@ def test_the_command_line(plain, tmp_path, capfd):
     assert "does not serve this model: variables: inputs are x, target; they were x" in message
     assert run(["export", source, "-o", str(tmp_path / "n.pt"), "--against", str(tmp_path / "no.pt")]) != 0
     assert not (tmp_path / "n.pt").exists()
+
+
+def test_an_earlier_file_is_read_in_confinement(plain, tmp_path, monkeypatch):
+    """Torch reads what somebody else may have written, before and after the export."""
+    receiver, sender = os.pipe()
+
+    def watch(path: Path) -> OpenedArchive:
+        os.write(sender, b"y" if is_confined() else b"n")
+        return open_archive(path)
+
+    monkeypatch.setattr(pipeline, "open_archive", watch)
+    source = f"{ROOT}/examples/train_step.py:loss_and_grad"
+    torchferry.export(source, output=tmp_path / "m.pt", against=plain)
+    assert os.read(receiver, 16) == b"yyy"
 
 
 def test_what_a_file_without_backward_pass_says(eq_path, capfd):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import mmap
 import os
 import pickle
 import re
@@ -153,6 +154,31 @@ def test_an_early_end_leaves_nothing(way, tmp_path):
     with pytest.raises((KeyboardInterrupt, KeyError)):
         call_confined(work, Confinement(FILE, (tmp_path / "new" / "file",)), hear)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_memory_of_the_process_around_it_does_not_count():
+    """Drivers of GPUs take hundreds of GiB of addresses."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000
+    with mmap.mmap(-1, 40 * 2**30, flags=flags):
+        assert call_confined(lambda: torch.ones(1000).sum().item(), Confinement(FILE, memory_limit=2.0)) == 1000.0
+        # The control.
+        with pytest.raises(ArchiveError, match="raise --memory-limit"):
+            call_confined(lambda: torch.empty(2**32), Confinement(FILE, memory_limit=2.0))
+
+
+def test_a_gpu_that_the_process_around_it_uses_is_not_there(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert call_confined(torch.cuda.is_available, Confinement(FILE))
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    assert not call_confined(lambda: torch.cuda.is_available() or torch.cuda.device_count(), Confinement(FILE))
+    assert call_confined(torch.cuda.is_available, Confinement(FILE, has_devices=True))
+
+
+def test_an_answer_that_is_too_long(monkeypatch):
+    assert len(call_confined(lambda: "a" * 1000, Confinement(FILE))) == 1000
+    monkeypatch.setattr(confined_calls._ConfinedCall, "_most_bytes", 500)
+    with pytest.raises(RunError, match="ended early"):
+        call_confined(lambda: "a" * 1000, Confinement(FILE))
 
 
 def test_what_lies_beside_a_link(tmp_path):
