@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from exporter.archive.cases import Cases, ReferenceCase
-from exporter.archive.contract import Contract, Tolerance, name_output
+from exporter.archive.contract import DEFAULT_TOLERANCE, Contract, name_output
 from exporter.archive.tensor_spec import name_dtype
 from runtime_checks.comparison import Comparison, compare_tensors
 from runtime_checks.runners import fork_server
@@ -59,7 +59,7 @@ def _compare_case(
         return [OutputComparison(case.name, case.method, "", Comparison(False, reason))]
     spec = contract.methods.get(case.method) if contract else None
     names = spec.outputs if spec else [f"output {i}" for i in range(len(got.outputs))]
-    tolerance = contract.tolerance if contract else Tolerance()
+    tolerance = contract.tolerance if contract else DEFAULT_TOLERANCE
     comparisons = []
     for name, a, b in zip(names, expected.outputs, got.outputs, strict=True):
         comparison = compare_tensors(b, a, tolerance.bounds(name, name_dtype(a)))

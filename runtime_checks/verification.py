@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from exporter.archive.cases import Cases, supports_case
-from exporter.archive.contract import Contract, Tolerance, name_output
+from exporter.archive.contract import DEFAULT_TOLERANCE, Contract, name_output
 from exporter.archive.pt_archive import Archive
 from exporter.archive.tensor_spec import name_dtype
 from runtime_checks import containers
@@ -273,7 +273,7 @@ def _summarize_outputs(
             location = f"{expectation.check}, {expectation.label}" if worst.worst or worst.reason else ""
             inputs = _select_worst_inputs(contract, expectation, worst)
             bounds, usual = (
-                t.bounds(name, contract.output_spec(name).dtype) for t in (contract.tolerance, Tolerance())
+                t.bounds(name, contract.output_spec(name).dtype) for t in (contract.tolerance, DEFAULT_TOLERANCE)
             )
             results.append(OutputResult(text, figures, location, bounds, bounds.is_wider(usual), inputs))
     return tuple(results)

@@ -12,6 +12,7 @@ from exporter import __version__
 from exporter.archive import derivative_request
 from exporter.archive.cases import Cases
 from exporter.archive.contract import (
+    DEFAULT_TOLERANCE,
     NEWTON_OUTPUTS,
     SCHEMA,
     TANGENT,
@@ -104,7 +105,7 @@ def _make_tolerance(warm: Warmup, captured: CaptureResult, is_implicit: bool) ->
     """Return the tolerance; a tangent has the bounds of the coarsest input that its output depends on, if wider.
 
     Eager mode's derivative by a float32 input is float32, and a tangent is put together of such."""
-    tolerance = solver_tolerances(warm, captured.methods) if is_implicit else Tolerance()
+    tolerance = solver_tolerances(warm, captured.methods) if is_implicit else DEFAULT_TOLERANCE
     if has_other_gradients(warm.source, captured.operators):
         tolerance = _add_floors(tolerance, warm, captured)
     dtypes = {spec.name: spec.dtype for spec in warm.source.inputs if spec.dtype in FLOATING}

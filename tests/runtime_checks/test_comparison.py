@@ -104,7 +104,7 @@ def test_a_count_may_differ_and_a_status_may_not():
     assert compare_tensors(counts + 2, counts, Bounds(0.0, 0.0, 2.0)).passed
     assert not compare_tensors(counts + 3, counts, Bounds(0.0, 0.0, 2.0)).passed
     wide = Bounds(0.0, 0.0, 9.0)
-    tolerance = Tolerance(outputs={"iterations": wide, "status": wide, "found": wide})
+    tolerance = Tolerance({}, outputs={"iterations": wide, "status": wide, "found": wide})
     assert tolerance.bounds("iterations", "int64") == wide
     assert tolerance.bounds("status", "int64") == tolerance.bounds("found", "bool") == Bounds(0.0, 0.0)
     assert tolerance.bounds("found", "float64") == wide

@@ -9,6 +9,7 @@ import torch
 from exporter.archive import pt_archive
 from exporter.archive.cases import ReferenceCase
 from exporter.archive.contract import (
+    DEFAULT_TOLERANCE,
     Batch,
     Contract,
     CreatedWith,
@@ -18,7 +19,6 @@ from exporter.archive.contract import (
     Origin,
     ParameterSpec,
     Range,
-    Tolerance,
 )
 from exporter.archive.tensor_spec import TensorSpec
 from exporter.capture.serialization import serialize_module
@@ -37,7 +37,7 @@ def contract(inputs=INPUTS, outputs=OUTPUTS, **changes) -> Contract:
         "batch": Batch(1, (0, 1), (0, 1, 2)),
         "methods": {"forward": MethodSpec(tuple(s.name for s in inputs), tuple(s.name for s in outputs))},
         "parameters": (ParameterSpec("E", (), "float64"),),
-        "tolerance": Tolerance(),
+        "tolerance": DEFAULT_TOLERANCE,
         "devices": ("cpu",),
         "operators": ("aten::add",),
         "findings": (Finding("history", "stopped", reason="a limit"),),

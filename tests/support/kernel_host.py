@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from exporter.archive import kernel_container, pt_archive
-from exporter.archive.contract import Batch, Contract, CreatedWith, Envelope, MethodSpec, Origin, Tolerance
+from exporter.archive.contract import DEFAULT_TOLERANCE, Batch, Contract, CreatedWith, Envelope, MethodSpec, Origin
 from exporter.archive.tensor_spec import TensorSpec
 from exporter.backends.backend import KernelOptions
 from exporter.backends.c_kernel import forward_mode
@@ -40,7 +40,7 @@ def contract_of(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> 
         batch=Batch(1),
         methods={"forward": MethodSpec(tuple(s.name for s in inputs), tuple(s.name for s in outputs))},
         parameters=(),
-        tolerance=Tolerance(),
+        tolerance=DEFAULT_TOLERANCE,
         devices=("cpu",),
         operators=(),
         findings=(),

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from exporter.archive.contract import Finding, Tolerance
+from exporter.archive.contract import DEFAULT_TOLERANCE, Finding
 from exporter.common.errors import CaptureError, UnsupportedError, UsageError, summarize_error
 from exporter.common.torch_hooks import FunctionHook, swap_parameters
 from exporter.frontends.neml2.predictors import compile_when_called, install_descents
@@ -180,7 +180,7 @@ def compare_with_library(
         library_solution = library_solutions[paths[loop]].pop(0)
         first = loop.residual(guess, constants).norm(dim=-1)
         stops = torch.maximum(loop.abs_tol, loop.rel_tol * first)
-        usual = Tolerance().bounds("", "float64")
+        usual = DEFAULT_TOLERANCE.bounds("", "float64")
         rounding = usual.atol * u.abs().amax(0) + usual.rtol * u.abs()
         allowed = 2 * torch.linalg.inv_ex(matrix)[0].abs().sum(-1) * stops[:, None] + rounding
         off = ((u - library_solution).abs() / allowed)[status == 0]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from exporter.archive.contract import COTANGENT, TANGENT, Bounds, MethodSpec, Tolerance, block_name
+from exporter.archive.contract import COTANGENT, DEFAULT_TOLERANCE, TANGENT, Bounds, MethodSpec, Tolerance, block_name
 from exporter.archive.tensor_spec import FLOATING
 from exporter.model.eager.derivatives import compute_jacobian_blocks
 from exporter.model.eager.evaluation import eager_context, evaluate
@@ -43,7 +43,7 @@ def solver_tolerances(warm: Warmup, methods: Mapping[str, MethodSpec]) -> Tolera
     bounds_by_name = {"residual_norm": Bounds(1.0, 1.0, least)}
 
     def widen(dtype: str) -> Bounds:
-        usual = Tolerance().bounds("", dtype)
+        usual = DEFAULT_TOLERANCE.bounds("", dtype)
         lost = min(MARGIN * torch.finfo(getattr(torch, dtype)).eps * condition, CAP)
         return Bounds(max(usual.rtol, lost), max(usual.atol, lost))
 
@@ -62,7 +62,7 @@ def solver_tolerances(warm: Warmup, methods: Mapping[str, MethodSpec]) -> Tolera
         noise = _compute_magnitude(perturbed[output, wrt] - tangents[output, wrt])
         floor = _choose_floor(bounds.atol * scale, CAP * scale, largest, noise)
         bounds_by_name[block_name(output, wrt)] = Bounds(bounds.rtol, bounds.atol, floor)
-    return Tolerance(outputs=bounds_by_name)
+    return Tolerance(DEFAULT_TOLERANCE.dtypes, outputs=bounds_by_name)
 
 
 def _choose_floor(rounding: float, most: float, largest: float, noise: float) -> float:

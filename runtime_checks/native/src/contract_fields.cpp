@@ -25,7 +25,7 @@ TensorSpec name:text ?shape:[int|text] ?dtype:text ?type:text ?sampling:Sampling
 Batch ndim:int ?sizes:[int] ?ranks:[int] ?limits:text
 MethodSpec inputs:[text] outputs:[text|(text,text)] ?needs_grad:bool ?how:text ?zeros:[(text,text)] ?symmetric:[(text,text)]
 ParameterSpec name:text shape:[int] dtype:text ?unit:text ?quantity:text ?description:text
-Tolerance ?dtypes:{Bounds} ?outputs:{Bounds}
+Tolerance dtypes:{Bounds} ?outputs:{Bounds}
 Finding check:text what:text ?where:text ?reason:text ?severity:'unsound'|'sound'|'allowed'|'not_run' ?evidence:text ?mend:text
 Envelope ?values:{Range} ?dtypes:[text]
 Solver path:text settings:{number} on_failure:'nan'|'last'|'raise'

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter.archive.contract import (
+    DEFAULT_TOLERANCE,
     MethodSpec,
-    Tolerance,
     contract_from_json,
     strip_prefix,
 )
@@ -103,5 +103,5 @@ def test_unknown_dtype():
 
 
 def test_integers_have_no_tolerance():
-    bounds = Tolerance().bounds("y", "int64")
+    bounds = DEFAULT_TOLERANCE.bounds("y", "int64")
     assert (bounds.rtol, bounds.atol) == (0.0, 0.0)

@@ -9,12 +9,12 @@ from project import mark_rest_thorough
 from torch import nn
 
 import torchferry
-from exporter.archive.contract import Tolerance
+from exporter.archive.contract import DEFAULT_TOLERANCE
 from exporter.capture import derivative_methods, jacobian_source
 from exporter.common.errors import MismatchError
 from exporter.model.implicit.solver_tolerances import CAP
 
-USUAL = Tolerance().bounds("", "float64")
+USUAL = DEFAULT_TOLERANCE.bounds("", "float64")
 
 
 class Flow(nn.Module):
