@@ -236,3 +236,8 @@ def test_another_function_in_place_of_the_file_is_found(tmp_path, monkeypatch):
     with pytest.raises((torchferry.UnsoundError, torchferry.MismatchError)):
         torchferry.adopt(foreign, inputs={"x": X}, output=tmp_path / "net.pt")
     assert not (tmp_path / "net.pt").exists()
+
+
+def test_a_wrong_argument(tmp_path):
+    with pytest.raises(TypeError, match="tolerence"):
+        torchferry.adopt(tmp_path / "none.pt", inputs={"x": X}, tolerence=1e-3)

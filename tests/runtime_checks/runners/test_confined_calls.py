@@ -21,6 +21,7 @@ from exporter.archive.contract import Finding
 from exporter.common.atomic_files import atomic_write_path
 from exporter.common.errors import ArchiveError, RunError, UnsoundError, UsageError
 from exporter.common.forking import tell_parent
+from exporter.common.temporary_folders import temporary_folder
 from runtime_checks.report import CheckResult, Report
 from runtime_checks.runners import confined_calls
 from runtime_checks.runners.confined_calls import Confinement, ConfinementWarning, call_confined
@@ -151,16 +152,19 @@ def test_an_early_end_leaves_nothing(way, tmp_path):
         assert list((tmp_path / "new").iterdir())
         raise KeyboardInterrupt if way == "interrupt" else KeyError("of the listener's")
 
-    with pytest.raises((KeyboardInterrupt, KeyError)):
-        call_confined(work, Confinement(FILE, (tmp_path / "new" / "file",)), hear)
-    assert list(tmp_path.iterdir()) == []
+    with temporary_folder() as of_this_process:
+        with pytest.raises((KeyboardInterrupt, KeyError)):
+            call_confined(work, Confinement(FILE, (tmp_path / "new" / "file",)), hear)
+        assert list(tmp_path.iterdir()) == []
+        assert of_this_process.is_dir()
 
 
 def test_memory_of_the_process_around_it_does_not_count():
     """Drivers of GPUs take hundreds of GiB of addresses."""
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000
     with mmap.mmap(-1, 40 * 2**30, flags=flags):
-        assert call_confined(lambda: torch.ones(1000).sum().item(), Confinement(FILE, memory_limit=2.0)) == 1000.0
+        numbers = 2**26
+        assert call_confined(lambda: torch.ones(numbers).numel(), Confinement(FILE, memory_limit=2.0)) == numbers
         # The control.
         with pytest.raises(ArchiveError, match="raise --memory-limit"):
             call_confined(lambda: torch.empty(2**32), Confinement(FILE, memory_limit=2.0))
@@ -176,6 +180,7 @@ def test_a_gpu_that_the_process_around_it_uses_is_not_there(monkeypatch):
 
 def test_an_answer_that_is_too_long(monkeypatch):
     assert len(call_confined(lambda: "a" * 1000, Confinement(FILE))) == 1000
+    assert confined_calls._ConfinedCall._most_bytes == 2**28
     monkeypatch.setattr(confined_calls._ConfinedCall, "_most_bytes", 500)
     with pytest.raises(RunError, match="ended early"):
         call_confined(lambda: "a" * 1000, Confinement(FILE))
