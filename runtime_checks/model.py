@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ from exporter.archive.contract import Contract
 from exporter.archive.pt_archive import Archive
 from exporter.archive.tensor_spec import name_dtype
 from exporter.common.errors import ArchiveError, RunError, UsageError, suggest_names, summarize_error
+from exporter.common.frozen_files import FrozenFile
 from exporter.common.script_loading import load_script
 from exporter.common.torch_internals import HAS_TORCH_SCRIPT
 from runtime_checks.engines.engines import (
@@ -179,7 +181,9 @@ def load(
     if engine not in ENGINES:
         raise UsageError("there is no such engine", got=repr(engine), expected=suggest_names(engine, (*ENGINES, AUTO)))
     file = Path(path)
-    trusted = resolve_trust(file, trust, public_key)
+    # What is checked is what is loaded, whoever writes to the file meanwhile.
+    content = FrozenFile(file)
+    trusted = resolve_trust(file, trust, public_key, content)
     if engine != TORCHSCRIPT and file.suffix in (onnx_container.SUFFIX, ".pt2"):
         mend = "load it without an engine, or load the .pt"
         raise UsageError("an engine is chosen for a .pt", where=str(file), got=f"engine={engine!r}", mend=mend)
@@ -188,7 +192,7 @@ def load(
             raise UsageError("an ONNX container is loaded on the CPU", got=str(device), expected="cpu")
         files = onnx_container.read(file)
         return Model(files.contract, OnnxRuntimeEngine(files, threads), "cpu", envelope)
-    opened = pt_archive.read(file)
+    opened = pt_archive.read(file, content)
     check_code_trust(opened, file, trusted.file)
     if opened.holds == "code":
         check_machine(opened, str(device))
@@ -214,7 +218,7 @@ def _load_graphs(opened: Archive, device: str | torch.device, engine: str) -> To
         interpreter = InterpreterEngine(opened, device)
         _check_parameters({**interpreter.parameters, **interpreter.buffers}, opened)
         return interpreter
-    module = _load_script(str(opened.path), device)
+    module = _load_script(opened, device)
     _check_parameters(dict(module.named_parameters()) | dict(module.named_buffers()), opened)
     return TorchScriptEngine(module)
 
@@ -230,10 +234,12 @@ def _check_parameters(tensors: Mapping[str, torch.Tensor], opened: Archive) -> N
             raise ArchiveError(what, where=where, got=got, expected=f"{list(spec.shape)} {spec.dtype}")
 
 
-def _load_script(path: str, device: str | torch.device) -> Any:
+def _load_script(opened: Archive, device: str | torch.device) -> Any:
     try:
-        module = load_script(path, device)
+        module = load_script(os.fspath(opened.content), device)
     except Exception as error:
         mend = "compare the torch version with the one in the contract, or export it again"
-        raise RunError("the archive does not load", where=path, got=summarize_error(error), mend=mend) from error
+        raise RunError(
+            "the archive does not load", where=str(opened.path), got=summarize_error(error), mend=mend
+        ) from error
     return module.eval()

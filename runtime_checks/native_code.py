@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,14 +42,16 @@ def check_trust_mode(trust: str) -> None:
         raise UsageError("there is no such trust", got=repr(trust), expected=suggest_names(trust, TRUST_MODES))
 
 
-def resolve_trust(path: Path, trust: str, public_key: Path | None) -> Trust:
+def resolve_trust(path: Path, trust: str, public_key: Path | None, content: os.PathLike[str] | None = None) -> Trust:
     """Return what may run of a file: native code too, if it has to be signed with a key, and is.
+
+    ``content`` is where the bytes of a single file are, if not at ``path``.
 
     Raises ``UsageError`` if there is no such trust, and the errors of ``check_signature``."""
     check_trust_mode(trust)
     if public_key is None:
         return Trust(trust, trust)
-    return Trust(NATIVE, trust, check_signature(path, public_key))
+    return Trust(NATIVE, trust, check_signature(path, public_key, content))
 
 
 def record_own_code(opened: object) -> None:
@@ -83,7 +86,7 @@ def _compute_code_digest(opened: object) -> str:
         return _compute_kernel_digest(opened.build_files())
     if isinstance(opened, EmbeddedKernel):
         return _compute_kernel_digest(opened.archive.kernel())
-    return compute_file_digest(opened.path) if isinstance(opened, Archive) and opened.holds == CODE else ""
+    return compute_file_digest(opened.content) if isinstance(opened, Archive) and opened.holds == CODE else ""
 
 
 def _compute_kernel_digest(files: Mapping[str, bytes]) -> str:

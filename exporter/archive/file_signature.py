@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import hashlib
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,8 +89,10 @@ def sign_file(path: Path, private: Path, days: float | None = None, passphrase: 
     return target
 
 
-def check_signature(path: Path, public: Path) -> FileSignature:
+def check_signature(path: Path, public: Path, content: os.PathLike[str] | None = None) -> FileSignature:
     """Check that the owner of a public key has signed a file, and return what the signature says.
+
+    ``content`` is where the bytes of a single file are, if not at ``path``.
 
     Raises:
         SignatureError: There is none, it is another key's, it has expired, or the file or the signature was changed.
@@ -113,7 +116,7 @@ def check_signature(path: Path, public: Path) -> FileSignature:
     except InvalidSignature:
         what, mend = "the signature was changed, or is not by that key", "get the file and its signature again"
         raise SignatureError(what, where=str(where), mend=mend) from None
-    digest = compute_file_digest(place)
+    digest = compute_file_digest(content if content is not None and place == path else place)
     if digest != signature.digest:
         what, mend = "the file was changed after it was signed", "get the file again"
         raise SignatureError(what, where=str(place), got=f"sha256 {digest}", expected=signature.digest, mend=mend)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import struct
 import zipfile
 import zlib
@@ -65,22 +66,24 @@ MAX_OPTIMISED_NODES = 20_000
 @dataclass(frozen=True)
 class Archive:
     """An archive whose records agree with its manifest; ``holds`` is its kind: ``graphs`` (TorchScript), ``code``
-    (compiled) or ``programs`` (of torch.export)."""
+    (compiled) or ``programs`` (of torch.export). Its bytes are read from ``content``: the file itself, or what does not
+    change with it."""
 
     path: Path
     contract: Contract
     records: Mapping[str, int]
     graph: str
     holds: str
+    content: os.PathLike[str]
 
     def record(self, name: str) -> bytes:
         """Return the bytes of the record ``name``."""
-        with _open_zip(self.path) as archive:
+        with _open_zip(self.path, self.content) as archive:
             return archive.read(f"{_find_folder(archive.namelist(), self.path)}/{name}")
 
     def read_records(self, names: Collection[str]) -> dict[str, bytes]:
         """Return the bytes of several records by name."""
-        with _open_zip(self.path) as archive:
+        with _open_zip(self.path, self.content) as archive:
             folder = _find_folder(archive.namelist(), self.path)
             return {name: archive.read(f"{folder}/{name}") for name in names}
 
@@ -143,8 +146,10 @@ def write(
         raise make_write_error(path.parent, error) from None
 
 
-def read(path: Path) -> Archive:
+def read(path: Path, content: os.PathLike[str] | None = None) -> Archive:
     """Check every record against the manifest, then read the contract. Imports no torch.
+
+    ``content`` is where the bytes of the file are, if not at ``path``: a ``FrozenFile`` that is loaded later, too.
 
     Raises ``ArchiveError`` for a file that is missing, not an archive, damaged, or has records that the manifest
     does not know; ``SchemaError`` for another schema."""
@@ -159,32 +164,32 @@ def read(path: Path) -> Archive:
         raise ArchiveError(what, where=where, expected="a .pt that torchferry wrote", mend=mend)
     if path.stat().st_size == 0:
         raise ArchiveError("the archive is empty", where=where, got="0 bytes", mend="export it again")
-    with _open_zip(path) as archive:
-        return _read(archive, path)
+    with _open_zip(path, content or path) as archive:
+        return _read(archive, path, content or path)
 
 
-def is_shared_object(path: Path) -> bool:
+def is_shared_object(path: os.PathLike[str]) -> bool:
     """Return whether a file is a shared object, which a kernel's sources can be built to."""
-    if not path.is_file():
+    if not Path(path).is_file():
         return False
-    with path.open("rb") as file:
+    with open(path, "rb") as file:
         return file.read(4) == b"\x7fELF"
 
 
 @contextlib.contextmanager
-def _open_zip(path: Path) -> Iterator[zipfile.ZipFile]:
-    """Open a zip file; an error of reading it, in the block too, is an ``ArchiveError``."""
+def _open_zip(path: Path, content: os.PathLike[str]) -> Iterator[zipfile.ZipFile]:
+    """Open a zip file; an error of reading it, in the block too, is an ``ArchiveError``, which names ``path``."""
     where = str(path)
     try:
-        if is_shared_object(path):
+        if is_shared_object(content):
             raise ArchiveError(
                 "a shared object is not an archive",
                 where=where,
                 expected="a .pt that torchferry wrote",
                 mend="load a kernel's shared object with the native runtime; here, pass the folder of its sources",
             )
-        with zipfile.ZipFile(path) as archive:
-            check_one_directory(archive, path.stat().st_size)
+        with zipfile.ZipFile(content) as archive:
+            check_one_directory(archive, os.stat(content).st_size)
             yield archive
     except (zipfile.BadZipFile, zlib.error, struct.error, EOFError, OSError, RuntimeError, ValueError) as error:
         raise ArchiveError(
@@ -196,7 +201,7 @@ def _open_zip(path: Path) -> Iterator[zipfile.ZipFile]:
         ) from None
 
 
-def _read(archive: zipfile.ZipFile, path: Path) -> Archive:
+def _read(archive: zipfile.ZipFile, path: Path, content: os.PathLike[str]) -> Archive:
     where = str(path)
     names = archive.namelist()
     _check_record_names(names, where)
@@ -204,7 +209,7 @@ def _read(archive: zipfile.ZipFile, path: Path) -> Archive:
     sizes = {info.filename.removeprefix(f"{folder}/"): info.file_size for info in archive.infolist()}
     if len(sizes) != len(names):
         raise ArchiveError("a record stands in the archive twice", where=where)
-    _check_sizes(sizes.values(), path.stat().st_size, where)
+    _check_sizes(sizes.values(), os.stat(content).st_size, where)
     if (length := sizes.get(f"extra/{CONTRACT}", 0)) > MAX_CONTRACT_BYTES:
         what, expected = "the contract is too long", f"at most {MAX_CONTRACT_BYTES}"
         raise ArchiveError(what, where=where, got=str(length), expected=expected)
@@ -216,7 +221,7 @@ def _read(archive: zipfile.ZipFile, path: Path) -> Archive:
                 got="bytes whose sha256 is not the manifest's",
                 mend="copy it again, or export it again",
             )
-    _check_seal(archive, path)
+    _check_seal(archive, path, content)
     kind = container_kinds.classify_records(sizes, where)
     container_kinds.check_suffix(path.name, kind, where)
     if kind == GRAPHS:
@@ -231,7 +236,7 @@ def _read(archive: zipfile.ZipFile, path: Path) -> Archive:
         expected = f"the sha256 of the record extra/{GRAPH}"
         mend = "export the model again"
         raise ArchiveError(what, where=f"{where}, field graph", got=contract.graph, expected=expected, mend=mend)
-    return Archive(path, contract, sizes, graph.decode(errors="replace"), kind)
+    return Archive(path, contract, sizes, graph.decode(errors="replace"), kind, content)
 
 
 def _check_sizes(sizes: Collection[int], file_size: int, where: str) -> None:
@@ -252,13 +257,13 @@ def _compute_digest(archive: zipfile.ZipFile, name: str) -> str:
 
 def list_records(path: Path) -> list[str]:
     """List the records of a file of torch of any origin, without its top folder. Raises ``ArchiveError``."""
-    with _open_zip(path) as archive:
+    with _open_zip(path, path) as archive:
         return [name.partition("/")[2] for name in archive.namelist()]
 
 
 def check_file_runs_nothing(path: Path) -> None:
     """Check that loading a TorchScript file of any origin runs none of its code. Raises ``ArchiveError``."""
-    with _open_zip(path) as archive:
+    with _open_zip(path, path) as archive:
         _check_sizes([entry.file_size for entry in archive.infolist()], path.stat().st_size, str(path))
         # By entry: a name may be there twice, and readers differ in which of the two they take.
         for entry in archive.infolist():
@@ -324,10 +329,10 @@ def _read_manifest(archive: zipfile.ZipFile, folder: str, sizes: Mapping[str, in
     return manifest
 
 
-def _check_seal(archive: zipfile.ZipFile, path: Path) -> None:
+def _check_seal(archive: zipfile.ZipFile, path: Path, content: os.PathLike[str]) -> None:
     """Check the digest at the end of the file, which holds the bytes between the records too."""
-    with path.open("rb") as file:
-        digest = compute_stream_digest(file, path.stat().st_size - DIGEST)
+    with open(content, "rb") as file:
+        digest = compute_stream_digest(file, os.stat(content).st_size - DIGEST)
     if not archive.comment.endswith(SEAL + digest.encode()):
         what = "a byte between the records of the archive was changed"
         got = "bytes whose sha256 is not the one at the end of the file"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import sys
-from pathlib import Path
 from typing import IO
 
 
@@ -17,7 +17,7 @@ def compute_stream_digest(stream: IO[bytes], size: int = sys.maxsize) -> str:
     return hasher.hexdigest()
 
 
-def compute_file_digest(path: Path) -> str:
+def compute_file_digest(path: os.PathLike[str]) -> str:
     """Return the sha256 of a file."""
-    with path.open("rb") as file:
+    with open(path, "rb") as file:
         return compute_stream_digest(file)

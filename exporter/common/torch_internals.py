@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -167,6 +169,16 @@ def get_compiler_artifacts() -> dict[str, Any]:
     """Return the kinds of artifacts that parts of torch's compiler have registered, as torch keeps them."""
     module: Any = sys.modules.get(ARTIFACTS)
     return {} if module is None else module.CacheArtifactFactory._artifact_types
+
+
+def move_compiler_files(folder: Path) -> None:
+    """Let torch's compiler write into a folder, where it has been imported before, too."""
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
+    # Headers are compiled for all caches. Their place was found when the module was imported.
+    module: Any = sys.modules.get(f"{INDUCTOR}.codecache")
+    if module is not None:
+        headers = folder / "precompiled_headers"
+        module._HEADER_DIR, module._HEADER_LOCK_DIR = str(headers), str(headers / "locks")
 
 
 def __getattr__(name: str) -> Any:

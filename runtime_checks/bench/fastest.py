@@ -11,6 +11,7 @@ import torch
 from exporter.archive import pt_archive
 from exporter.archive.pt_archive import Archive
 from exporter.common.errors import UsageError
+from exporter.common.frozen_files import FrozenFile
 from runtime_checks.bench.candidates import collect_rows
 from runtime_checks.bench.steady_state import measure_throughput
 from runtime_checks.engines.engines import TorchScriptEngine
@@ -48,7 +49,8 @@ def load_fastest(
     if not isinstance(plain.engine, (TorchScriptEngine, InterpreterEngine)):
         mend = "load it without an engine, or load the .pt"
         raise UsageError("an engine is chosen for a .pt", where=str(path), got=f"engine={AUTO!r}", mend=mend)
-    archive, trusted = pt_archive.read(path), resolve_trust(path, trust, public_key)
+    content = FrozenFile(path)
+    archive, trusted = pt_archive.read(path, content), resolve_trust(path, trust, public_key, content)
     own = TORCHSCRIPT if isinstance(plain.engine, TorchScriptEngine) else INTERPRETER
     models, left_out = {own: plain}, dict[str, str]()
     for name in (PT2, KERNEL):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -75,7 +76,7 @@ class AotInductorEngine:
     _label = "the compiled code"
 
     def _load_calls(self, opened: Archive) -> Mapping[str, Callable[[list[torch.Tensor]], Any]]:
-        return load_compiled_calls(str(opened.path), self._method_parameters)
+        return load_compiled_calls(os.fspath(opened.content), self._method_parameters)
 
     def run(self, method: str, inputs: Tensors) -> tuple[torch.Tensor, ...]:
         flat, batch = flatten_inputs(self._contract, method, inputs)
@@ -94,7 +95,7 @@ class ProgramEngine(AotInductorEngine):
     _label = "the program"
 
     def _load_calls(self, opened: Archive) -> Mapping[str, Callable[[list[torch.Tensor]], Any]]:
-        return load_program_calls(str(opened.path), self._method_parameters, OPERATORS)
+        return load_program_calls(os.fspath(opened.content), self._method_parameters, OPERATORS)
 
 
 class Kernel:

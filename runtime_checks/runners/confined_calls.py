@@ -28,6 +28,7 @@ from exporter.common.errors import ArchiveError, TorchferryError
 from exporter.common.forking import WEEK, ForkedCall, ForkFailedError, ForkKilledError, tell_parent
 from exporter.common.plain_text import escape_unsafe
 from exporter.common.temporary_folders import forget_temporary_paths, remove_temporary_paths, temporary_folder
+from exporter.common.torch_internals import move_compiler_files
 from runtime_checks.cache import cache_folder, make_private_folder
 from runtime_checks.runners.children.confinement import confine, set_limits
 from runtime_checks.runners.subprocesses import MEMORY_LIMIT, TIME_LIMIT, check_limits, make_early_end_error
@@ -47,8 +48,6 @@ _KEPT = ("findings", "report")
 _MOST_BYTES = 2**28
 # Seconds that a process has to remove its temporary files.
 _PATIENCE = 3.0
-# Where torch compiles (torch/_inductor/runtime/cache_dir_utils.py).
-_INDUCTOR = "TORCHINDUCTOR_CACHE_DIR"
 # This process, or one that it was forked from, is confined.
 _is_confined = False
 
@@ -123,7 +122,7 @@ def _confine_this_process(
     set_limits(_count_own_memory() + confinement.memory_limit * 2**30, confinement.time_limit, confinement.has_devices)
     tempfile.tempdir = temporary_files or folder
     # The process that this one was forked from may have chosen another place, for all that it compiles.
-    os.environ[_INDUCTOR] = str(Path(tempfile.tempdir) / "inductor")
+    move_compiler_files(Path(tempfile.tempdir) / "inductor")
     _is_confined = True
     for text in report["missing"]:
         tell(f"confinement: not in force: {text}")

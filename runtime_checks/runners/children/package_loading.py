@@ -102,7 +102,8 @@ def load_program_calls(archive, methods, operators):
     with warnings.catch_warnings():
         # Torch 2.10 says that the file's bytes cannot be written to, and copies them.
         warnings.filterwarnings("ignore", "The given buffer is not writable")
-        programs = load_pt2(archive).exported_programs
+        with open(archive, "rb") as file:
+            programs = load_pt2(file).exported_programs
     return {m: functools.partial(call_module, programs[m].module()) for m in methods}
 
 

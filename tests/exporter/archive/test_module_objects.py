@@ -103,7 +103,7 @@ CHANGES: dict[str, Callable[[bytes], bytes]] = {
 def test_what_somebody_changed(label, capfd):
     whole = pt_archive.read(ROBERTSON)
     assert CHANGES[label](whole.record("data.pkl")) != whole.record("data.pkl")
-    changed = Changed(whole.path, whole.contract, whole.records, label, whole.holds)
+    changed = Changed(whole.path, whole.contract, whole.records, label, whole.holds, whole.path)
     if label == "code of this process":
         assert read_module_tensors(changed, ["k"]) == {}
     else:

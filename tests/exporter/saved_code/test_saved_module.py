@@ -43,7 +43,7 @@ def open_file(path: Path, changed: dict[str, bytes] | None = None) -> Archive:
     """Open a file of torch.jit.save, which need not be an archive of ours."""
     records = dict.fromkeys(pt_archive.list_records(path), 0)
     contract: Any = None
-    archive = Changed(path, contract, records, "", "graphs")
+    archive = Changed(path, contract, records, "", "graphs", path)
     object.__setattr__(archive, "changed", changed or {})
     return archive
 

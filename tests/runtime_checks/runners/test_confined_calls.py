@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import io
 import mmap
 import os
 import pickle
 import re
 import signal
+import tempfile
 import time
 import traceback
 import warnings
@@ -175,6 +178,22 @@ def test_a_gpu_that_the_process_around_it_uses_is_not_there(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     assert not call_confined(lambda: torch.cuda.is_available() or torch.cuda.device_count(), Confinement(FILE))
     assert call_confined(torch.cuda.is_available, Confinement(FILE, has_devices=True))
+
+
+def test_torch_compiles_among_the_temporary_files(monkeypatch):
+    """Whatever this process has compiled before, and wherever."""
+    inductor = importlib.import_module("torch._inductor.codecache")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/elsewhere")
+
+    def find_places() -> tuple[str, ...]:
+        return tempfile.gettempdir(), inductor._HEADER_DIR, inductor._HEADER_LOCK_DIR, inductor.cache_dir()
+
+    folder, *places = call_confined(find_places, Confinement(FILE, programs=None))
+    assert all(Path(place).is_relative_to(folder) for place in places)
+    assert folder != tempfile.gettempdir()
+    # What the module has now is what torch writes to.
+    assert {"_HEADER_DIR", "_HEADER_LOCK_DIR"} <= vars(inductor).keys()
+    assert "specified_dir=_HEADER_DIR" in inspect.getsource(inductor._precompile_header)
 
 
 def test_an_answer_that_is_too_long(monkeypatch):
