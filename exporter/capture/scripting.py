@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -15,10 +15,10 @@ from torch import nn
 
 from exporter.archive.contract import Finding
 from exporter.common.errors import CaptureError, summarize_error
-from exporter.model.jit_marks import EITHER, get_mark
+from exporter.model.jit_marks import EITHER, get_deciding_line, get_mark
 
-# Results of ``is_compilable``, which processes forked from here reuse.
-_COMPILABLE: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
+# Results of ``explain_not_compilable``, which processes forked from here reuse.
+_EXPLANATIONS: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
 
 
 def find_marked_modules(model: nn.Module) -> dict[str, nn.Module]:
@@ -60,22 +60,30 @@ def compile_submodule(path: str, module: nn.Module) -> torch.jit.ScriptModule:
 
 def is_compilable(module: nn.Module) -> bool:
     """Return whether TorchScript can read the module's source. The soundness gate compares what it computes."""
-    if module not in _COMPILABLE:
+    return not explain_not_compilable(module)
+
+
+def explain_not_compilable(module: nn.Module) -> str:
+    """Return why TorchScript cannot read the module's source; nothing if it can."""
+    if module not in _EXPLANATIONS:
+        _EXPLANATIONS[module] = ""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
                 compile_submodule("", module)
-            except CaptureError:
-                _COMPILABLE[module] = False
-            else:
-                _COMPILABLE[module] = True
-    return _COMPILABLE[module]
+            except CaptureError as error:
+                _EXPLANATIONS[module] = f"{error.details.get('got', '')} ({error.details.get('where', '')})"
+    return _EXPLANATIONS[module]
 
 
-def scripting_findings(paths: Iterable[str]) -> list[Finding]:
-    """Return a finding for each submodule that is compiled from its source."""
-    reason = "it is marked with jit='script'"
-    return [Finding("script", f"submodule {path!r} is compiled from its source", reason=reason) for path in paths]
+def scripting_findings(modules: Mapping[str, nn.Module]) -> list[Finding]:
+    """Return a finding for each submodule, by path, that is compiled from its source."""
+    findings = []
+    for path, module in modules.items():
+        where = get_deciding_line(module)
+        reason = "data decide what it computes" if where else "it is marked with jit='script'"
+        findings.append(Finding("script", f"submodule {path!r} is compiled from its source", where, reason))
+    return findings
 
 
 class _OpaqueCall(torch.autograd.Function):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import CodeType
 
 import torch
+from torch import nn
 
 from exporter.archive.contract import Finding
 from exporter.archive.method_names import METHOD
@@ -199,11 +201,19 @@ def locate_divergence(source: Source, first: Inputs, second: Inputs) -> tuple[st
 
 
 def find_submodules_at_line(source: Source, where: str) -> Iterator[str]:
-    """Yield paths of the submodules whose ``forward`` contains this line."""
+    """Yield paths of the submodules whose ``forward``, or another method of whose class, contains this line."""
     file, _, line = where.rpartition(":")
     for path, module in source.parameter_module.named_modules():
-        code = get_forward_code(module)
-        if code is not None and code.co_filename == file and line.isdigit():
-            lines = [n for _, _, n in code.co_lines() if n]
+        for code in _list_method_codes(module) if line.isdigit() else ():
+            lines = [n for _, _, n in code.co_lines() if n] if code.co_filename == file else []
             if lines and min(lines) <= int(line) <= max(lines):
                 yield path
+                break
+
+
+def _list_method_codes(module: nn.Module) -> list[CodeType]:
+    """List the code of a module's ``forward``, and of the methods of its classes below ``torch.nn.Module``."""
+    classes = type(module).__mro__
+    own_classes = classes[: classes.index(nn.Module)]
+    codes = [get_forward_code(module), *(getattr(v, "__code__", None) for c in own_classes for v in vars(c).values())]
+    return [code for code in codes if code is not None]

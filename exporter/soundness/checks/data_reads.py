@@ -18,6 +18,7 @@ import torch
 
 from exporter.archive.contract import Finding
 from exporter.capture.data_dependence import COUNT, SIZE
+from exporter.capture.scripting import explain_not_compilable
 from exporter.common.forking import ForkFailedError
 from exporter.common.torch_internals import create_function, optimized_execution
 from exporter.model.source import Inputs, Source
@@ -119,10 +120,18 @@ def _judge_line(
         return Finding(CHECK, what, where, reason="no output depends on what was read")
     if operation == "bool()" and distinguishing and _serves_all(source, bases[0], draws):
         return Finding(CHECK, what, where, reason=BOTH_WAYS)
-    inside = [path for path in find_submodules_at_line(source, where) if path]
-    script = f', or torchferry.mark(..., jit="script") for submodule {inside[-1]!r}' if inside else ""
     examples = "; or give examples that take the branch (--inputs)" if OTHER_OPERATIONS in effect else ""
-    return make_refusal(CHECK, what, where, effect, _MEND + script + examples)
+    return make_refusal(CHECK, what, where, effect, _MEND + _suggest_script(source, where) + examples)
+
+
+def _suggest_script(source: Source, where: str) -> str:
+    """Return how to compile the submodule that a line is in, or why that fails; nothing for one of the model itself."""
+    inside = [path for path in find_submodules_at_line(source, where) if path]
+    if not inside:
+        return ""
+    if reason := explain_not_compilable(source.parameter_module.get_submodule(inside[-1])):
+        return f"; TorchScript cannot compile submodule {inside[-1]!r} as it is: {reason}"
+    return f', or torchferry.mark(..., jit="script") for submodule {inside[-1]!r}'
 
 
 def _find_distinguishing_draws(recordings: _Recordings, line: ReadLine) -> list[int]:
