@@ -35,12 +35,14 @@ class FrozenFile(os.PathLike[str]):
 
     def __init__(self, path: Path) -> None:
         self._place = str(path)
-        if fcntl is None or not hasattr(os, "memfd_create") or not path.is_file():
+        if fcntl is None or not hasattr(os, "memfd_create"):
             return
-        with contextlib.suppress(OSError):
-            descriptor = _copy_to_memory(path)
-            weakref.finalize(self, os.close, descriptor)
-            self._place = f"/proc/self/fd/{descriptor}"
+        # A name may be too long, or none.
+        with contextlib.suppress(OSError, ValueError):
+            if path.is_file():
+                descriptor = _copy_to_memory(path)
+                weakref.finalize(self, os.close, descriptor)
+                self._place = f"/proc/self/fd/{descriptor}"
 
     def __fspath__(self) -> str:
         return self._place

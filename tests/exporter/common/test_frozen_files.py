@@ -48,12 +48,12 @@ def test_it_ends_with_its_object(tmp_path):
     assert not os.path.exists(place)
 
 
-@pytest.mark.parametrize("reason", ["none", "folder", "system", "room"])
+@pytest.mark.parametrize("reason", ["none", "folder", "system", "room", "name"])
 def test_what_is_not_copied_is_the_file_itself(tmp_path, monkeypatch, reason):
-    path = tmp_path / "file"
+    path = tmp_path / ("n" * 300 if reason == "name" else "file")
     if reason == "folder":
         path.mkdir()
-    elif reason != "none":
+    elif reason not in ("none", "name"):
         path.write_bytes(b"as it was")
     if reason == "system":
         monkeypatch.delattr(os, "memfd_create")
