@@ -16,7 +16,6 @@ from exporter.archive.contract import Contract
 from exporter.archive.pt_archive import Archive
 from exporter.archive.tensor_spec import name_dtype
 from exporter.common.errors import ArchiveError, RunError, UsageError, suggest_names, summarize_error
-from exporter.common.frozen_files import FrozenFile
 from exporter.common.script_loading import load_script
 from exporter.common.torch_internals import HAS_TORCH_SCRIPT
 from runtime_checks.engines.engines import (
@@ -182,7 +181,7 @@ def load(
         raise UsageError("there is no such engine", got=repr(engine), expected=suggest_names(engine, (*ENGINES, AUTO)))
     file = Path(path)
     # What is checked is what is loaded, whoever writes to the file meanwhile.
-    content = FrozenFile(file)
+    content = pt_archive.freeze_archive(file)
     trusted = resolve_trust(file, trust, public_key, content)
     if engine != TORCHSCRIPT and file.suffix in (onnx_container.SUFFIX, ".pt2"):
         mend = "load it without an engine, or load the .pt"

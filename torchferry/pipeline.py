@@ -38,7 +38,6 @@ from exporter.model.eager.gradient_outputs import add_gradients
 from exporter.model.eager.warmup import Warmup
 from exporter.model.source import Source
 from exporter.soundness.checked_capture import capture_beside_checks, derive_seed
-from exporter.soundness.data_decided_parts import run_by_parts
 from runtime_checks.file_verifier import FileVerifier
 from runtime_checks.report import Report
 from runtime_checks.runners.confined_calls import Confinement, call_confined
@@ -103,8 +102,7 @@ def export(source: AnySource, options: ExportOptions) -> list[Exported]:
             name, several, format_name = model_source.name, len(loads) > 1, options.formats[0]
             path = choose_output_path(options.output, name, several=several, format_name=format_name)
             run = functools.partial(export_model, path=path, options=model_options, verifier=verifier, clock=clock)
-            run = functools.partial(run_with_sizes, model_source, run)
-            result = run_by_parts(model_source, run, options.capture.allowances, clock.tell)
+            result = run_with_sizes(model_source, run)
         finally:
             model_source.take_back()
         if options.against is not None:

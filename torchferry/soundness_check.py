@@ -28,7 +28,6 @@ from exporter.soundness.checked_capture import (
     derive_seed,
     summarize_model,
 )
-from exporter.soundness.data_decided_parts import run_by_parts
 from torchferry.sources import load_model, resolve_sources, run_with_sizes
 
 
@@ -77,9 +76,9 @@ def check(
             model_source = load()
             take_back = model_source.take_back
             marked_source = detect_inner_autograd(model_source, derive_seed(options.seed, "warmup"))
-            run = functools.partial(checked_capture, options=options, clock=clock)
-            run = functools.partial(run_with_sizes, marked_source, run)
-            warm, _, findings = run_by_parts(marked_source, run, options.allowances, clock.tell)
+            warm, _, findings = run_with_sizes(
+                marked_source, functools.partial(checked_capture, options=options, clock=clock)
+            )
         finally:
             take_back()
             for module, training in modes.items():

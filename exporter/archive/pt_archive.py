@@ -39,6 +39,7 @@ from exporter.archive.zip_records import add_serial, check_one_directory, write_
 from exporter.common.atomic_files import make_write_error
 from exporter.common.errors import ArchiveError, ForeignError
 from exporter.common.file_digest import compute_stream_digest
+from exporter.common.frozen_files import FrozenFile
 from exporter.common.plain_text import find_unsafe
 
 if TYPE_CHECKING:
@@ -166,6 +167,14 @@ def read(path: Path, content: os.PathLike[str] | None = None) -> Archive:
         raise ArchiveError("the archive is empty", where=where, got="0 bytes", mend="export it again")
     with _open_zip(path, content or path) as archive:
         return _read(archive, path, content or path)
+
+
+def freeze_archive(path: Path) -> os.PathLike[str]:
+    """Return the bytes of a file as they are now, to be checked and loaded; the path of one that is no archive."""
+    with contextlib.suppress(ValueError):
+        if zipfile.is_zipfile(path):
+            return FrozenFile(path)
+    return path
 
 
 def is_shared_object(path: os.PathLike[str]) -> bool:

@@ -139,8 +139,7 @@ def settle_constants(state: CaptureState) -> None:
     constants.lift_constants(state.module)
     constants.pin_dtypes(state.module)
     constants.follow_inputs(state.module)
-    modules = find_marked_modules(state.source.parameter_module)
-    marked = {path: module for path, module in modules.items() if path not in state.loops}
+    marked = [path for path in find_marked_modules(state.source.parameter_module) if path not in state.loops]
     state.findings += [*constants.find_fixed_devices(state.module), *scripting_findings(marked)]
 
 

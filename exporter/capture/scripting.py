@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import nn
 
 from exporter.archive.contract import Finding
+from exporter.capture.value_reads import restore_constant_factories
 from exporter.common.errors import CaptureError, summarize_error
-from exporter.model.jit_marks import EITHER, get_deciding_line, get_mark
+from exporter.model.jit_marks import EITHER, get_mark
 
 # Results of ``explain_not_compilable``, which processes forked from here reuse.
 _EXPLANATIONS: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
@@ -39,9 +42,12 @@ def find_marked_modules(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def compile_submodule(path: str, module: nn.Module) -> torch.jit.ScriptModule:
-    """Compile a submodule; raises ``CaptureError`` with TorchScript's own message if it cannot read the source."""
+    """Compile a submodule, without its own hooks, which run around it as they do around the submodule; raises
+    ``CaptureError`` with TorchScript's own message if it cannot read the source."""
+    no_hooks = {name: OrderedDict[int, Any]() for name in ("_forward_hooks", "_forward_pre_hooks")}
     try:
-        return torch.jit.script(module)
+        with restore_constant_factories(), mock.patch.dict(vars(module), no_hooks):
+            return torch.jit.script(module)
     except Exception as error:
         lines = [line for line in str(error).strip().splitlines() if line.strip()]
         file = next((line.split('"')[1] for line in lines if line.strip().startswith('File "')), "")
@@ -63,6 +69,11 @@ def is_compilable(module: nn.Module) -> bool:
     return not explain_not_compilable(module)
 
 
+def forget_explanations() -> None:
+    """Forget which modules can be compiled: their owner may have changed them."""
+    _EXPLANATIONS.clear()
+
+
 def explain_not_compilable(module: nn.Module) -> str:
     """Return why TorchScript cannot read the module's source; nothing if it can."""
     if module not in _EXPLANATIONS:
@@ -76,14 +87,10 @@ def explain_not_compilable(module: nn.Module) -> str:
     return _EXPLANATIONS[module]
 
 
-def scripting_findings(modules: Mapping[str, nn.Module]) -> list[Finding]:
-    """Return a finding for each submodule, by path, that is compiled from its source."""
-    findings = []
-    for path, module in modules.items():
-        where = get_deciding_line(module)
-        reason = "data decide what it computes" if where else "it is marked with jit='script'"
-        findings.append(Finding("script", f"submodule {path!r} is compiled from its source", where, reason))
-    return findings
+def scripting_findings(paths: Iterable[str]) -> list[Finding]:
+    """Return a finding for each submodule that is compiled from its source."""
+    reason = "it is marked with jit='script'"
+    return [Finding("script", f"submodule {path!r} is compiled from its source", reason=reason) for path in paths]
 
 
 class _OpaqueCall(torch.autograd.Function):
@@ -104,18 +111,21 @@ def make_opaque(module: nn.Module, quietly: Callable[[], Any]) -> Callable[..., 
     """Build a forward that is one operation of a recorded run; reads inside it, under ``quietly``, are not recorded."""
     forward = module.forward
 
-    def run(*inputs: Any) -> Any:
+    def run(*inputs: Any, **keywords: Any) -> Any:
         with quietly():
-            return forward(*inputs)
+            return forward(*inputs, **keywords)
 
-    def call_opaque(*inputs: Any) -> Any:
-        lengths = [len(x) if isinstance(x, list) else None for x in inputs]
+    def call_opaque(*inputs: Any, **keywords: Any) -> Any:
+        values = [*inputs, *keywords.values()]
+        lengths = [len(x) if isinstance(x, list) else None for x in values]
 
         def call_unflattened(*flat: Any) -> Any:
             rest = iter(flat)
-            return run(*(next(rest) if n is None else [next(rest) for _ in range(n)] for n in lengths))
+            restored = [next(rest) if n is None else [next(rest) for _ in range(n)] for n in lengths]
+            named = zip(keywords, restored[len(inputs) :], strict=True)
+            return run(*restored[: len(inputs)], **dict(named))
 
         # The tracer does not look inside lists.
-        return _OpaqueCall.apply(call_unflattened, *(t for x in inputs for t in (x if isinstance(x, list) else [x])))
+        return _OpaqueCall.apply(call_unflattened, *(t for x in values for t in (x if isinstance(x, list) else [x])))
 
     return call_opaque

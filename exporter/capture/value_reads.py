@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
+from unittest import mock
 
 import torch
 
@@ -200,9 +201,24 @@ def fresh_constants() -> Iterator[None]:
     A trace keeps the tensor itself and not its value at that time: written in place, the constant would change.
     Function modes do not see ``torch.from_numpy``."""
     with contextlib.ExitStack() as stack:
-        for name in ("tensor", "as_tensor", "asarray", "from_numpy"):
+        for name in _FACTORY_NAMES:
             stack.enter_context(_patch_constant_factory(name))
         yield
+
+
+@contextlib.contextmanager
+def restore_constant_factories() -> Iterator[None]:
+    """Undo ``fresh_constants`` within the block, for TorchScript, which compiles what it finds under these names."""
+    with contextlib.ExitStack() as stack:
+        for name in _FACTORY_NAMES:
+            function = getattr(torch, name)
+            while hasattr(function, _ORIGINAL):
+                function = getattr(function, _ORIGINAL)
+            stack.enter_context(mock.patch.object(torch, name, function))
+        yield
+
+
+_FACTORY_NAMES, _ORIGINAL = ("tensor", "as_tensor", "asarray", "from_numpy"), "torchferry_original"
 
 
 @contextlib.contextmanager
@@ -217,6 +233,7 @@ def _patch_constant_factory(name: str) -> Iterator[None]:
             value = original(*args, **kwargs)
         return value.clone()
 
+    setattr(function, _ORIGINAL, original)
     setattr(torch, name, function)
     try:
         yield

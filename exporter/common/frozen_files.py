@@ -6,6 +6,7 @@ import contextlib
 import os
 import weakref
 from pathlib import Path
+from typing import NoReturn
 
 try:
     import fcntl
@@ -42,10 +43,16 @@ class FrozenFile(os.PathLike[str]):
             if path.is_file():
                 descriptor = _copy_to_memory(path)
                 weakref.finalize(self, os.close, descriptor)
-                self._place = f"/proc/self/fd/{descriptor}"
+                place = f"/proc/self/fd/{descriptor}"
+                # Where /proc is not mounted there is no such place.
+                if os.path.samestat(os.stat(place), os.fstat(descriptor)):
+                    self._place = place
 
     def __fspath__(self) -> str:
         return self._place
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a FrozenFile is of this process, and is not copied")
 
 
 def _copy_to_memory(path: Path) -> int:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import weakref
-from collections.abc import Iterator
 from typing import Literal
 
 from torch import nn
@@ -14,8 +11,6 @@ from exporter.common.errors import UsageError
 _MARK = "torchferry_jit"
 # Compiled if TorchScript can read the source, traced otherwise.
 EITHER = "either"
-# The lines at which data decide what modules compute that were marked for it. Attributes would be compiled, too.
-_LINES: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
 
 
 def mark(module: nn.Module, *, jit: Literal["script", "trace"]) -> nn.Module:
@@ -45,26 +40,6 @@ def mark(module: nn.Module, *, jit: Literal["script", "trace"]) -> nn.Module:
 def mark_either(module: nn.Module) -> None:
     """Mark a submodule to be compiled if TorchScript can read its source, and traced otherwise."""
     setattr(module, _MARK, EITHER)
-
-
-@contextlib.contextmanager
-def mark_for_now(module: nn.Module, where: str) -> Iterator[None]:
-    """Mark a submodule to be compiled within the block, as data decide what it computes at a line."""
-    before = vars(module).get(_MARK)
-    setattr(module, _MARK, "script")
-    _LINES[module] = where
-    try:
-        yield
-    finally:
-        del _LINES[module]
-        delattr(module, _MARK)
-        if before is not None:
-            setattr(module, _MARK, before)
-
-
-def get_deciding_line(module: nn.Module) -> str:
-    """Return the line for which a submodule was marked, or nothing if a user has marked it."""
-    return _LINES.get(module, "")
 
 
 def get_mark(module: nn.Module) -> str:

@@ -22,6 +22,7 @@ from exporter.capture import newton_capture
 from exporter.capture.autograd_detection import detect_inner_autograd
 from exporter.capture.newton_capture import CapturedLoop
 from exporter.capture.passes import CaptureResult, capture
+from exporter.capture.scripting import forget_explanations
 from exporter.common.errors import CaptureError, TorchferryError, UnsupportedError, UsageError
 from exporter.common.forking import DEFAULT_SECONDS, WEEK, ForkedCall, ForkFailedError, run_in_fork, tell_parent
 from exporter.common.stopwatch import Stopwatch
@@ -93,6 +94,7 @@ def capture_beside_checks(
     1. Raises ``UnsoundError`` and related errors, in place of those of the block: they explain more.
 
     The residual of an implicit update is checked first, as a model of its own; afterwards a solve is one operation."""
+    forget_explanations()
     if source.outputs:
         # The capture of loops comes first, and takes seconds.
         _validate_request(source, [spec.name for spec in source.outputs], options)

@@ -11,7 +11,6 @@ import torch
 from exporter.archive import pt_archive
 from exporter.archive.pt_archive import Archive
 from exporter.common.errors import UsageError
-from exporter.common.frozen_files import FrozenFile
 from runtime_checks.bench.candidates import collect_rows
 from runtime_checks.bench.steady_state import measure_throughput
 from runtime_checks.engines.engines import TorchScriptEngine
@@ -49,7 +48,7 @@ def load_fastest(
     if not isinstance(plain.engine, (TorchScriptEngine, InterpreterEngine)):
         mend = "load it without an engine, or load the .pt"
         raise UsageError("an engine is chosen for a .pt", where=str(path), got=f"engine={AUTO!r}", mend=mend)
-    content = FrozenFile(path)
+    content = pt_archive.freeze_archive(path)
     archive, trusted = pt_archive.read(path, content), resolve_trust(path, trust, public_key, content)
     own = TORCHSCRIPT if isinstance(plain.engine, TorchScriptEngine) else INTERPRETER
     models, left_out = {own: plain}, dict[str, str]()

@@ -16,7 +16,6 @@ from exporter.archive.formats import path_for_format
 from exporter.archive.kernel_container import KernelFiles
 from exporter.archive.pt_archive import Archive
 from exporter.archive.tensor_spec import name_dtype
-from exporter.common.frozen_files import FrozenFile
 from runtime_checks.comparison import compare_tensors
 from runtime_checks.engines.cuda_kernel import CudaKernel
 from runtime_checks.engines.engines import AotInductorEngine, Kernel, check_machine
@@ -86,7 +85,7 @@ def _load_compiled_engine(opened: Archive, device: str, trust: str) -> tuple[Aot
     path = path_for_format(opened.path, PT2)
     if not path.is_file():
         return None, f"there is no {path.name} beside it"
-    package = pt_archive.read(path, FrozenFile(path))
+    package = pt_archive.read(path, pt_archive.freeze_archive(path))
     reason = _find_mismatch(opened, package, device)
     if reason:
         return None, reason

@@ -88,6 +88,13 @@ def test_the_package_beside_an_archive(path, monkeypatch):
     run_cases(model)
 
 
+def test_what_is_no_archive_is_not_copied(path):
+    for data, is_copied in ((path.read_bytes(), True), (bytes(10**6), False)):
+        path.write_bytes(data)
+        assert isinstance(pt_archive.freeze_archive(path), FrozenFile) is is_copied
+    assert pt_archive.freeze_archive(Path("a\0b")) == Path("a\0b")
+
+
 def test_the_control(path, monkeypatch):
     """Where the system has no such memory the writer is heard."""
     monkeypatch.delattr(os, "memfd_create")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from gate_specimens import findings_of
@@ -104,6 +106,81 @@ def test_what_torchscript_cannot_read_is_said():
         findings_of(python_factory.source_from_module(model, "m", examples(), "here"))
     assert caught.value.details["check"] == "script"
     assert "test_scripting.py" in caught.value.details["where"]
+
+
+class Around(nn.Module):
+    """Calls a marked part by keywords, and reads the batch size."""
+
+    def __init__(self, part: nn.Module, *, reads_size: bool = False) -> None:
+        super().__init__()
+        self.part = torchferry.mark(part, jit="script")
+        self.reads_size = reads_size
+
+    def forward(self, load: torch.Tensor) -> torch.Tensor:
+        y = self.part(load, scale=3.0)
+        return y + 1 if self.reads_size and load.shape[0] == 2048 else y
+
+
+class Scaling(nn.Module):
+    def forward(self, load: torch.Tensor, scale: float = 2.0) -> torch.Tensor:
+        if bool(load.sum() > 2):
+            return load * torch.tensor(scale, dtype=torch.float64)
+        return load
+
+
+def add_one(module: nn.Module, inputs: tuple[torch.Tensor], output: torch.Tensor) -> torch.Tensor:
+    return output + 1
+
+
+def test_a_part_that_is_called_by_keywords_and_makes_constants(tmp_path):
+    """What is around it is recorded all the same."""
+    with pytest.raises(UnsoundError) as caught:
+        findings_of(python_factory.source_from_module(Around(Scaling(), reads_size=True), "m", examples(), "here"))
+    assert caught.value.details["check"] == "batch size"
+    model = Around(Scaling())
+    (exported,) = torchferry.export(model, inputs=examples(), output=tmp_path / "m.pt", batch="no")
+    assert not [f for f in exported.contract.findings if f.severity == "not run"]
+    for load in (examples()["load"], -examples()["load"]):
+        torch.testing.assert_close(load_module(tmp_path / "m.pt")(load)[0], model(load), rtol=0, atol=0)
+
+
+def test_its_hooks_run_once(tmp_path):
+    model = Model()
+    model.law.register_forward_hook(add_one)
+    model.law.register_forward_pre_hook(lambda module, inputs: (2 * inputs[0],))
+    torchferry.export(model, inputs=examples(), output=tmp_path / "m.pt")
+    load = 10 * torch.rand(7, 2, dtype=F)
+    torch.testing.assert_close(load_module(tmp_path / "m.pt")(load)[0], model(load), rtol=1e-13, atol=0)
+
+
+def test_a_refusal_says_why_a_part_cannot_be_compiled():
+    """As it is now: a module may be mended between two exports."""
+
+    class Box:
+        threshold = 2.0
+
+    class Choosing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.box: Any = Box()
+
+        def take(self, load):
+            return load if bool(load.sum() > 2) else load * self.box.threshold
+
+        def forward(self, load: torch.Tensor) -> torch.Tensor:
+            return self.take(load)
+
+    model = Model("trace")
+    model.law = law = Choosing()
+    source = python_factory.source_from_module(model, "m", examples(), "here")
+    with pytest.raises(UnsoundError) as caught:
+        findings_of(source)
+    assert "cannot compile submodule 'law' as it is: " in caught.value.details["mend"]
+    del law.box
+    law.box = nn.Threshold(2.0, 0.0).eval()
+    with pytest.raises(UnsoundError) as caught:
+        findings_of(source)
+    assert """torchferry.mark(..., jit="script") for submodule 'law'""" in caught.value.details["mend"]
 
 
 @pytest.mark.thorough

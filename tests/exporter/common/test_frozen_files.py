@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import os
+import pickle
 
 import pytest
 
@@ -48,7 +50,15 @@ def test_it_ends_with_its_object(tmp_path):
     assert not os.path.exists(place)
 
 
-@pytest.mark.parametrize("reason", ["none", "folder", "system", "room", "name"])
+def test_it_is_not_copied(tmp_path):
+    (tmp_path / "file").write_bytes(b"as it was")
+    frozen = FrozenFile(tmp_path / "file")
+    for function in (copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="of this process"):
+            function(frozen)
+
+
+@pytest.mark.parametrize("reason", ["none", "folder", "system", "room", "name", "no /proc"])
 def test_what_is_not_copied_is_the_file_itself(tmp_path, monkeypatch, reason):
     path = tmp_path / ("n" * 300 if reason == "name" else "file")
     if reason == "folder":
@@ -59,6 +69,8 @@ def test_what_is_not_copied_is_the_file_itself(tmp_path, monkeypatch, reason):
         monkeypatch.delattr(os, "memfd_create")
     elif reason == "room":
         monkeypatch.setattr(frozen_files.os, "sendfile", raise_no_space)
+    elif reason == "no /proc":
+        monkeypatch.setattr(frozen_files.os.path, "samestat", lambda one, other: False)
     before = set(os.listdir("/proc/self/fd"))
     assert os.fspath(FrozenFile(path)) == str(path)
     assert set(os.listdir("/proc/self/fd")) == before
