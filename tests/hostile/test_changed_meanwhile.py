@@ -61,11 +61,12 @@ def test_graphs(path, monkeypatch, engine, moment):
     assert writer.has_written
 
 
-def test_a_signed_file(path, monkeypatch):
+@pytest.mark.parametrize(("owner", "moment"), [(pt_archive, "freeze_archive"), (loading, "resolve_trust")])
+def test_a_signed_file(path, monkeypatch, owner, moment):
     pytest.importorskip("cryptography")
     public = make_keys(path.with_name("key"))
     sign_file(path, path.with_name("key"))
-    writer = Writer(path, monkeypatch, loading, "resolve_trust")
+    writer = Writer(path, monkeypatch, owner, moment)
     run_cases(torchferry.load(path, public_key=public))
     assert writer.has_written
 

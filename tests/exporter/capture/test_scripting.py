@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from project import load_module
 from torch import nn
 
 import torchferry
+from exporter.capture.scripting import is_compilable, make_opaque
 from exporter.common.errors import CaptureError, UnsoundError, UsageError
 from exporter.frontends import python_factory
 
@@ -138,6 +140,9 @@ def test_a_part_that_is_called_by_keywords_and_makes_constants(tmp_path):
         findings_of(python_factory.source_from_module(Around(Scaling(), reads_size=True), "m", examples(), "here"))
     assert caught.value.details["check"] == "batch size"
     model = Around(Scaling())
+    opaque = make_opaque(model.part, contextlib.nullcontext)
+    load = examples()["load"]
+    assert torch.equal(opaque(load, scale=torch.tensor(5.0)), 5 * load)
     (exported,) = torchferry.export(model, inputs=examples(), output=tmp_path / "m.pt", batch="no")
     assert not [f for f in exported.contract.findings if f.severity == "not run"]
     for load in (examples()["load"], -examples()["load"]):
@@ -173,6 +178,7 @@ def test_a_refusal_says_why_a_part_cannot_be_compiled():
     model = Model("trace")
     model.law = law = Choosing()
     source = python_factory.source_from_module(model, "m", examples(), "here")
+    assert not is_compilable(law)
     with pytest.raises(UnsoundError) as caught:
         findings_of(source)
     assert "cannot compile submodule 'law' as it is: " in caught.value.details["mend"]
