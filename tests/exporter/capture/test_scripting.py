@@ -142,7 +142,7 @@ def test_a_part_that_is_called_by_keywords_and_makes_constants(tmp_path):
     model = Around(Scaling())
     opaque = make_opaque(model.part, contextlib.nullcontext)
     load = examples()["load"]
-    assert torch.equal(opaque(load, scale=torch.tensor(5.0)), 5 * load)
+    assert torch.equal(opaque(load, scale=5.0), 5 * load)
     (exported,) = torchferry.export(model, inputs=examples(), output=tmp_path / "m.pt", batch="no")
     assert not [f for f in exported.contract.findings if f.severity == "not run"]
     for load in (examples()["load"], -examples()["load"]):
