@@ -147,9 +147,13 @@ def _find_distinguishing_draws(recordings: _Recordings, line: ReadLine) -> list[
 
 
 def _serves_all(source: Source, base: RunRecording, draws: Sequence[Inputs]) -> bool:
-    """Return whether the run that would be captured gives eager mode's outputs at every draw."""
+    """Return whether the run that would be captured gives eager mode's outputs at every draw, none of which writes to a
+    parameter or a buffer: the run would see that, too."""
     replay = create_function("forward", base.graph)
-    return all(_agrees(replay, inputs, run_eager(source, inputs)) for inputs in draws)
+    tensors = [*source.parameter_module.parameters(), *source.parameter_module.buffers()]
+    versions = [tensor._version for tensor in tensors]
+    is_served = all(_agrees(replay, inputs, run_eager(source, inputs)) for inputs in draws)
+    return is_served and versions == [tensor._version for tensor in tensors]
 
 
 def _agrees(replay: Any, inputs: Inputs, expected: Outputs) -> bool:

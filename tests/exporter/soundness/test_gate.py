@@ -308,6 +308,27 @@ def test_the_control_of_the_read_check():
         assert not [f for f in data_reads._check(twin, [inputs, inputs], ()) if f.severity == "unsound"]
 
 
+class WritingInBand(nn.Module):
+    """Writes to a buffer where the mean is about a number, which a search finds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("gain", torch.ones(1, dtype=F))
+        self.gain: torch.Tensor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if (x.mean() - 437.0).abs() < 1.0:
+            self.gain.mul_(2)
+        return x * self.gain
+
+
+def test_a_branch_that_writes_to_a_buffer_is_not_served_by_a_run_that_sees_it():
+    examples = {"x": torch.tensor([[0.5, 1.0], [2.0, 0.1]], dtype=F)}
+    with pytest.raises(UnsoundError) as caught:
+        findings_of(python_factory.source_from_module(WritingInBand(), "m", examples, "here"))
+    assert caught.value.details["check"] == "data read"
+
+
 def test_numbers_keep_the_dtype_that_they_had_no_say_in(tmp_path):
     """A Python number beside whole numbers, and beside a tensor without dimensions, in a float32 model."""
 
