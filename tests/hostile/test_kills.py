@@ -60,7 +60,7 @@ def list_leftovers(place: Path) -> list[str]:
     return [path.name for path in (*hidden, *(place / "temporary").glob("torchferry-*"))]
 
 
-@pytest.mark.parametrize(("command", "count"), mark_rest_thorough([(CONVERT, 1)], [(EXPORT, 10), (CONVERT, 10)]))
+@pytest.mark.parametrize(("command", "count"), mark_rest_thorough([(CONVERT, 1)], [(EXPORT, 50), (CONVERT, 50)]))
 def test_kills_leave_no_half_of_a_file(command, count, tmp_path):
     (tmp_path / "work").mkdir()
     (tmp_path / "temporary").mkdir()
