@@ -171,8 +171,9 @@ def read(path: Path, content: os.PathLike[str] | None = None) -> Archive:
 
 def freeze_archive(path: Path) -> os.PathLike[str]:
     """Return the bytes of a file as they are now, to be checked and loaded; the path of one that is no archive."""
-    with contextlib.suppress(ValueError):
-        if zipfile.is_zipfile(path):
+    # A name may be too long, or none; a pipe is not opened.
+    with contextlib.suppress(OSError, ValueError):
+        if path.is_file() and zipfile.is_zipfile(path):
             return FrozenFile(path)
     return path
 

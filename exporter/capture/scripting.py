@@ -42,8 +42,9 @@ def find_marked_modules(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def compile_submodule(path: str, module: nn.Module) -> torch.jit.ScriptModule:
-    """Compile a submodule, without its own hooks, which run around it as they do around the submodule; raises
-    ``CaptureError`` with TorchScript's own message if it cannot read the source."""
+    """Compile a submodule without its hooks: those of the submodule run around it.
+
+    Raises ``CaptureError`` with TorchScript's own message if it cannot read the source."""
     no_hooks = {name: OrderedDict[int, Any]() for name in ("_forward_hooks", "_forward_pre_hooks")}
     try:
         with restore_constant_factories(), mock.patch.dict(vars(module), no_hooks):

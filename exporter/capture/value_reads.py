@@ -38,7 +38,8 @@ _DATA_FUNCTIONS = {
 _SPLIT_FUNCTIONS = {
     torch.unbind, _T.unbind, torch.split, _T.split, torch.chunk, _T.chunk, torch.tensor_split, _T.tensor_split,
 }  # fmt: skip
-_CONSTANT_FACTORIES = {torch.tensor, torch.as_tensor, torch.asarray}
+# What torch has under these names; ``torch.from_numpy`` is seen by no function mode.
+_CONSTANT_FACTORIES = {name: getattr(torch, name) for name in ("tensor", "as_tensor", "asarray", "from_numpy")}
 
 # Computes the value that a recorder hands to Python instead of the value that was read.
 Change = Callable[[Any], Any]
@@ -144,7 +145,7 @@ class _FunctionReadMode(FunctionHook):
         if recorder.is_reading:
             return func(*args, **kwargs)
         tracing = get_tracing_state()
-        if func in _CONSTANT_FACTORIES:
+        if func in _CONSTANT_FACTORIES.values():
             tensors = list(_iterate_tensors((args, kwargs)))
             if tensors and (tracing or recorder.has_constants):
                 # They are constants to a trace, built from values that torch reads without a Python call.
@@ -201,7 +202,7 @@ def fresh_constants() -> Iterator[None]:
     A trace keeps the tensor itself and not its value at that time: written in place, the constant would change.
     Function modes do not see ``torch.from_numpy``."""
     with contextlib.ExitStack() as stack:
-        for name in _FACTORY_NAMES:
+        for name in _CONSTANT_FACTORIES:
             stack.enter_context(_patch_constant_factory(name))
         yield
 
@@ -209,16 +210,8 @@ def fresh_constants() -> Iterator[None]:
 @contextlib.contextmanager
 def restore_constant_factories() -> Iterator[None]:
     """Undo ``fresh_constants`` within the block, for TorchScript, which compiles what it finds under these names."""
-    with contextlib.ExitStack() as stack:
-        for name in _FACTORY_NAMES:
-            function = getattr(torch, name)
-            while hasattr(function, _ORIGINAL):
-                function = getattr(function, _ORIGINAL)
-            stack.enter_context(mock.patch.object(torch, name, function))
+    with mock.patch.multiple(torch, **_CONSTANT_FACTORIES):
         yield
-
-
-_FACTORY_NAMES, _ORIGINAL = ("tensor", "as_tensor", "asarray", "from_numpy"), "torchferry_original"
 
 
 @contextlib.contextmanager
@@ -233,7 +226,6 @@ def _patch_constant_factory(name: str) -> Iterator[None]:
             value = original(*args, **kwargs)
         return value.clone()
 
-    setattr(function, _ORIGINAL, original)
     setattr(torch, name, function)
     try:
         yield

@@ -16,6 +16,7 @@ from unittest import mock
 import torch
 
 from exporter.common.errors import CaptureError, TorchferryError, summarize_error
+from exporter.common.tensors import count_writes
 from exporter.common.torch_internals import (
     CONTROL_FLOW,
     count_dispatch_modes,
@@ -98,10 +99,10 @@ def _run_branches(
 
 def _run_branch(branch: Callable[..., Any], operands: Sequence[Any]) -> Any:
     tensors = [leaf for leaf in pytree.tree_leaves(operands) if isinstance(leaf, torch.Tensor)]
-    versions = [tensor._version for tensor in tensors]
+    versions = [*map(count_writes, tensors)]
     try:
         result = branch(*operands)
-        if versions != [tensor._version for tensor in tensors]:
+        if versions != [*map(count_writes, tensors)]:
             what, got = "a branch of torch.cond writes to an operand", "a capture, in which both branches run"
             expected, mend = "branches that return what they compute", "work on a copy: x = x.clone()"
             raise CaptureError(what, check=CHECK, where=user_source_location(), got=got, expected=expected, mend=mend)

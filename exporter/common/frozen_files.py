@@ -43,16 +43,17 @@ class FrozenFile(os.PathLike[str]):
             if path.is_file():
                 descriptor = _copy_to_memory(path)
                 weakref.finalize(self, os.close, descriptor)
-                place = f"/proc/self/fd/{descriptor}"
-                # Where /proc is not mounted there is no such place.
-                if os.path.samestat(os.stat(place), os.fstat(descriptor)):
-                    self._place = place
+                self._place = _name_descriptor(descriptor)
 
     def __fspath__(self) -> str:
         return self._place
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a FrozenFile is of this process, and is not copied")
+
+
+def _name_descriptor(descriptor: int) -> str:
+    return f"/proc/self/fd/{descriptor}"
 
 
 def _copy_to_memory(path: Path) -> int:
@@ -66,6 +67,9 @@ def _copy_to_memory(path: Path) -> int:
                 copied += count
         seals = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+        # Where /proc is not mounted there is no such place.
+        if not os.path.samestat(os.stat(_name_descriptor(descriptor)), os.fstat(descriptor)):
+            raise FileNotFoundError(_name_descriptor(descriptor))
     except BaseException:
         os.close(descriptor)
         raise

@@ -21,6 +21,11 @@ def bitwise_equal(a: torch.Tensor, b: torch.Tensor) -> bool:
     return torch.equal(*(t.resolve_conj().resolve_neg().view(torch.uint8) for t in (first, second)))
 
 
+def count_writes(value: torch.Tensor) -> int:
+    """Return how often a tensor was written in place; 0 for one of inference mode, of which torch does not count it."""
+    return 0 if value.is_inference() else value._version
+
+
 def copy_with_gaps(value: torch.Tensor) -> torch.Tensor:
     """Return the same values with gaps between them: every second element of a larger tensor, in each dimension."""
     wide = value.new_zeros([2 * n for n in value.shape])

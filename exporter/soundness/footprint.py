@@ -30,6 +30,7 @@ import torch
 from torch import nn
 
 from exporter.common.garbage_collection import pause_gc
+from exporter.common.tensors import count_writes
 from exporter.common.user_code import INTERNAL_PATH_PREFIXES
 from exporter.soundness.run_recording import digest
 
@@ -224,7 +225,7 @@ def iter_leaves(
     """Yield the leaves of a value by label; ``put`` sets the value, and of what is in ``visited`` nothing is told."""
     if isinstance(value, torch.Tensor):
         content = value.detach()
-        text = f"{content.dtype} {list(content.shape)} {value._version}"
+        text = f"{content.dtype} {list(content.shape)} {count_writes(value)}"
         plain = content.layout == torch.strided and content.device.type == "cpu"
         # A small tensor may be a count; a field is none.
         small = plain and 0 < content.numel() <= SMALL

@@ -24,6 +24,7 @@ from exporter.capture.torchscript_writer import emit_torchscript, find_varying_s
 from exporter.capture.value_reads import Change, ValueRead, ValueReadRecorder, see_through_data
 from exporter.common.errors import TorchferryError, summarize_error
 from exporter.common.forking import time_limit
+from exporter.common.tensors import count_writes
 from exporter.common.torch_hooks import patch_forward
 from exporter.common.torch_internals import record_graph, remove_dead_code
 from exporter.common.user_code import user_traceback_location
@@ -167,6 +168,11 @@ def digest(value: torch.Tensor) -> str:
     contiguous = value.detach().contiguous().resolve_conj().resolve_neg()
     size = contiguous.numel() * contiguous.element_size()
     return hashlib.sha256(ctypes.string_at(contiguous.data_ptr(), size) if size else b"").hexdigest()[:16]
+
+
+def fingerprint_tensor(value: torch.Tensor) -> tuple[int, str]:
+    """Return a digest with the number of writes in place: those of equal values count, too."""
+    return count_writes(value), digest(value.to_dense() if value.layout != torch.strided else value)
 
 
 def find_difference(a: list[tuple[_Operation, str]], b: list[tuple[_Operation, str]]) -> tuple[str, str] | None:

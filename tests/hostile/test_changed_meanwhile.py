@@ -93,7 +93,10 @@ def test_what_is_no_archive_is_not_copied(path):
     for data, is_copied in ((path.read_bytes(), True), (bytes(10**6), False)):
         path.write_bytes(data)
         assert isinstance(pt_archive.freeze_archive(path), FrozenFile) is is_copied
-    assert pt_archive.freeze_archive(Path("a\0b")) == Path("a\0b")
+    os.mkfifo(path.with_name("pipe"))
+    # A pipe is not opened: nobody writes to it.
+    for other in (Path("a\0b"), path.with_name("n" * 300), path.with_name("pipe"), path.parent):
+        assert pt_archive.freeze_archive(other) == other
 
 
 def test_the_control(path, monkeypatch):

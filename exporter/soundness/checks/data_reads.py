@@ -32,7 +32,7 @@ from exporter.soundness.check_context import (
 )
 from exporter.soundness.code_numbers import list_values_between
 from exporter.soundness.forced_reads import OTHER_OPERATIONS, RAISES, ForcedReads, FurtherRuns, list_data_reads
-from exporter.soundness.run_recording import RunRecording, record_run
+from exporter.soundness.run_recording import RunRecording, fingerprint_tensor, record_run
 
 CHECK = "data read"
 _MEND = "keep it a tensor: torch.where instead of a branch, indexing by tensors, a fixed number of iterations"
@@ -151,9 +151,9 @@ def _serves_all(source: Source, base: RunRecording, draws: Sequence[Inputs]) -> 
     parameter or a buffer: the run would see that, too."""
     replay = create_function("forward", base.graph)
     tensors = [*source.parameter_module.parameters(), *source.parameter_module.buffers()]
-    versions = [tensor._version for tensor in tensors]
+    before = [*map(fingerprint_tensor, tensors)]
     is_served = all(_agrees(replay, inputs, run_eager(source, inputs)) for inputs in draws)
-    return is_served and versions == [tensor._version for tensor in tensors]
+    return is_served and before == [*map(fingerprint_tensor, tensors)]
 
 
 def _agrees(replay: Any, inputs: Inputs, expected: Outputs) -> bool:

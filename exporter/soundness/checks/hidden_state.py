@@ -29,7 +29,7 @@ from exporter.soundness.check_context import (
 from exporter.soundness.checks.random_numbers import read_generator_states
 from exporter.soundness.culprit_line import find_culprit_line
 from exporter.soundness.footprint import Footprint, Leaf, make_other_values
-from exporter.soundness.run_recording import digest
+from exporter.soundness.run_recording import fingerprint_tensor
 
 CHECK, WRITES = "hidden state", "side effect"
 REPEATS, SECONDS = 60, 0.25
@@ -66,7 +66,7 @@ def _find_first_write(source: Source, draws: Sequence[Inputs]) -> str:
         def read_fingerprints() -> dict[str, str]:
             parameters = source.parameter_module.named_parameters()
             grads = {f"attribute 'grad' of {name!r}": p.grad for name, p in parameters if p.grad is not None}
-            fingerprints = {label: str(_fingerprint_tensor(grad)) for label, grad in grads.items()}
+            fingerprints = {label: str(fingerprint_tensor(grad)) for label, grad in grads.items()}
             return footprint.read_fingerprints(source.parameter_module) | fingerprints
 
         def run_all() -> list[Any]:
@@ -87,13 +87,13 @@ def _run_twice(source: Source, inputs: Inputs) -> tuple[list[Finding], bool, Out
     """Return a finding for every write to what the caller or the file owns, whether the first call drew random numbers,
     and its outputs."""
     copies = tuple(t.clone(memory_format=torch.contiguous_format) for t in inputs)
-    before = {label: _fingerprint_tensor(value) for label, value in _collect_owned_tensors(source, copies).items()}
+    before = {label: fingerprint_tensor(value) for label, value in _collect_owned_tensors(source, copies).items()}
     states = read_generator_states()
     outputs = run_eager(source, copies, as_they_are=True)
     draws_numbers = read_generator_states() != states
     if isinstance(outputs, str) or isinstance(run_eager(source, copies, as_they_are=True), str):
         return [], draws_numbers, outputs
-    after = {label: _fingerprint_tensor(value) for label, value in _collect_owned_tensors(source, copies).items()}
+    after = {label: fingerprint_tensor(value) for label, value in _collect_owned_tensors(source, copies).items()}
     touched = [label for label in dict.fromkeys([*before, *after]) if before.get(label) != after.get(label)]
     where, evidence = find_forward_line(source), "it has another value, or was written in place, after a call"
     findings = [make_refusal(WRITES, f"the model writes to {n}", where, evidence, _MEND_WRITES) for n in touched]
@@ -106,7 +106,7 @@ def _find_writing_line(source: Source, inputs: Inputs, label: str) -> str:
 
     def read_content() -> Any:
         value = _collect_owned_tensors(source, copies).get(label)
-        return value is not None and _fingerprint_tensor(value)
+        return value is not None and fingerprint_tensor(value)
 
     return find_culprit_line(lambda: [run_eager(source, copies, as_they_are=True) for _ in range(2)], read_content)
 
@@ -116,11 +116,6 @@ def _collect_owned_tensors(source: Source, tensors: Inputs) -> dict[str, torch.T
     entries += [("parameter", *p) for p in source.parameter_module.named_parameters()]
     entries += [("buffer", *b) for b in source.parameter_module.named_buffers()]
     return {f"{role} {name!r}": value for role, name, value in entries}
-
-
-def _fingerprint_tensor(value: torch.Tensor) -> tuple[int, str]:
-    """Return a digest with the number of writes in place: those of equal values count, too."""
-    return value._version, digest(value.to_dense() if value.layout != torch.strided else value)
 
 
 def _check_later_calls(
