@@ -17,7 +17,6 @@ from exporter.common.errors import MismatchError, UsageError, suggest_names
 from runtime_checks import containers
 from runtime_checks.comparison import compare_tensors
 from runtime_checks.model import load
-from runtime_checks.native_code import NATIVE
 
 Tensors = tuple[torch.Tensor, ...]
 Call = Callable[[str, Sequence[torch.Tensor]], Sequence[torch.Tensor]]
@@ -33,9 +32,9 @@ class Candidate:
     open: Opener
 
 
-def make_file_candidate(path: Path, label: str, device: str = "cpu") -> Candidate:
-    """Make the candidate of a file, of which native code may run: see ``check_code_trust``."""
-    return Candidate(label, functools.partial(_open_call, path, device))
+def make_file_candidate(path: Path, label: str, device: str, trust: str) -> Candidate:
+    """Make the candidate of a file, of which native code runs as ``trust`` says."""
+    return Candidate(label, functools.partial(_open_call, path, device, trust))
 
 
 def make_labels(paths: Sequence[Path]) -> list[str]:
@@ -51,8 +50,8 @@ def make_labels(paths: Sequence[Path]) -> list[str]:
     return [f"{kinds[containers.infer_file_format(p)]} ({p.name if names.count(p.name) == 1 else p})" for p in paths]
 
 
-def _open_call(path: Path, device: str, threads: int) -> Call:
-    model = load(path, device, threads=threads, trust=NATIVE)
+def _open_call(path: Path, device: str, trust: str, threads: int) -> Call:
+    model = load(path, device, threads=threads, trust=trust)
     return model.engine.run
 
 

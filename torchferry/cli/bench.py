@@ -23,7 +23,10 @@ def command(
     threads: Annotated[int, Option(help="Threads per call.")] = 1,
     device: Annotated[str, Option(help="cpu or cuda.")] = "cpu",
     plot: Annotated[Path | None, Option(help="Draw throughput against the batch: .svg or .html.")] = None,
-    time_limit: Annotated[float, Option(help="Seconds for the fresh process of each candidate.")] = 300.0,
+    time_limit: Annotated[
+        float, Option(help="Seconds for the fresh process of each candidate, and on average for it at each batch.")
+    ] = 300.0,
+    memory_limit: Annotated[float, Option(help="GiB for each process that runs the files.")] = 16.0,
     allow_native: AllowNativeOption = False,
     json: JsonOption = False,
 ) -> None:
@@ -49,6 +52,8 @@ def command(
     from runtime_checks.bench.candidates import Candidate
     from runtime_checks.options import VerifyOptions
     from runtime_checks.runners import selection
+    from runtime_checks.runners.confined_calls import Confinement
+    from runtime_checks.runners.subprocesses import MOST_SECONDS
     from torchferry.eager_reference import make_eager_call
 
     files = paths or []
@@ -67,9 +72,12 @@ def command(
         outputs = spec.outputs if spec else ()
         candidates.append(Candidate("eager", functools.partial(make_eager_call, source, model, inputs, outputs)))
     torch.manual_seed(0)
+    # Of processors: each thread counts.
+    seconds = min(time_limit * threads * max(1, len(batches)) * (len(files) + len(candidates)), MOST_SECONDS)
+    confinement = Confinement(files[0], (), seconds, memory_limit, has_devices=device != "cpu") if files else None
     result = run_benchmark(
         files,
-        BenchmarkOptions(method, batches, threads, device, time_limit, choose_trust(allow_native)),
+        BenchmarkOptions(method, batches, threads, device, time_limit, choose_trust(allow_native), confinement),
         others=candidates,
         progress=(lambda text: None) if json else (lambda text: err.print(text, soft_wrap=True)),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 import time
 from pathlib import Path
 
@@ -13,14 +14,15 @@ import torch
 from project import ROOT
 from tampering import change_cases
 
-from exporter.common.errors import MismatchError, UsageError
+from exporter.common.errors import MismatchError, RunError, TrustError, UsageError
 from runtime_checks.bench import benchmark as whole
 from runtime_checks.bench import report
 from runtime_checks.bench.benchmark import BenchmarkOptions, BenchmarkResult, run_benchmark
 from runtime_checks.bench.candidates import Candidate, check_numbers, collect_rows
-from runtime_checks.bench.cold_start import measure_cold_start
+from runtime_checks.bench.cold_start import ColdJob, ColdStart, measure_cold_start
 from runtime_checks.bench.steady_state import measure_bandwidth, measure_throughput
 from runtime_checks.containers import open_container
+from runtime_checks.runners.confined_calls import Confinement
 from torchferry.cli.app import run
 
 ROBERTSON = ROOT / "artifacts" / "robertson.pt"
@@ -64,14 +66,73 @@ def test_first_calls_are_those_of_a_fresh_process(measured):
     assert item.calls[0] > item.calls[-1]
 
 
-def ending(threads: int):
+def end(threads: int):
     os._exit(3)
 
 
-def test_a_process_that_ends_early_says_so():
+def wait(threads: int):
+    time.sleep(600)
+
+
+def answer(threads: int):
+    """Say something else than the process would."""
+    sys._getframe(2).f_locals["sender"].send_bytes(b'{"load": "soon", "calls": [], "peaks": []}')
+    os._exit(0)
+
+
+def fail(threads: int):
+    raise ValueError("a file \x1b[32mverified")
+
+
+def allocate(threads: int):
+    """Return a call that takes a MiB for each element."""
+
+    def call(method, inputs):
+        torch.ones(len(inputs[0]), 2**20, dtype=torch.uint8)
+
+    return call
+
+
+def write_here(threads: int):
+    Path("written").touch()
+    return allocate(threads)
+
+
+def make_job(opener, batches=(1,)) -> ColdJob:
     contract = open_container(ROBERTSON).contract
     rows = collect_rows(open_container(ROBERTSON).cases(), contract, "forward")
-    assert "ended early" in measure_cold_start(Candidate("ends", ending), "forward", rows, [1], 1, 60.0).error
+    return ColdJob(Candidate("this", opener), "forward", rows, batches, 1)
+
+
+@pytest.mark.parametrize(
+    ("opener", "message"),
+    [
+        (end, "its process ended early"),
+        (wait, "more than 10 s"),
+        (answer, "what is no measurement"),
+        (fail, "a file \\u001b[32mverified"),
+        (lambda threads: None, "cannot be opened in another process"),
+    ],
+    ids=["ends", "waits", "answers", "fails", "is local"],
+)
+def test_a_fresh_process_without_a_measurement_says_so(opener, message):
+    assert message in measure_cold_start(make_job(opener), 10.0).error
+
+
+def test_a_fresh_process_of_a_file_is_confined(tmp_path, monkeypatch):
+    """Its peaks of memory are each batch's own there too."""
+    landlockpy = pytest.importorskip("landlockpy", reason="Landlock is Linux's")
+    if landlockpy.abi_version() == 0:
+        pytest.skip("this kernel has no Landlock")
+    monkeypatch.chdir(tmp_path)
+    confinement = Confinement(ROBERTSON)
+    assert "PermissionError" in measure_cold_start(make_job(write_here), 60.0, confinement).error
+    assert not list(tmp_path.iterdir())
+    peaks = measure_cold_start(make_job(allocate, (64, 1)), 60.0, confinement).peaks
+    assert (peaks[64], peaks[1]) == (pytest.approx(64, abs=8), pytest.approx(1, abs=4))
+    # The control.
+    assert measure_cold_start(make_job(write_here), 60.0).error == ""
+    assert list(tmp_path.iterdir())
 
 
 def test_memory_bandwidth_is_that_of_this_decade():
@@ -128,10 +189,16 @@ def test_another_model_in_eager_mode_is_none_of_these_files():
 
 
 def test_too_little_memory_is_said_and_the_rest_is_timed(monkeypatch):
-    monkeypatch.setattr(whole, "_read_free_memory", lambda: 2.0**24)
+    monkeypatch.setattr(whole, "_read_free_memory", lambda _: 2.0**24)
     measured = run_benchmark([ROBERTSON], BenchmarkOptions(batches=[1, 10_000_000]))
     assert measured.batches == (1,)
     assert any("10,000,000: left out" in note for note in measured.notes)
+
+
+def test_a_limit_of_memory_counts_as_free_memory():
+    confinement = Confinement(ROBERTSON, memory_limit=2**-6)
+    assert whole._read_free_memory(confinement) == 2.0**24
+    assert whole._read_free_memory(None) > 2.0**24
 
 
 @pytest.mark.thorough
@@ -150,10 +217,32 @@ def test_a_candidate_that_runs_out_of_memory_is_left_out_of_that_batch():
     assert any("too little memory" in note for note in measured.notes)
 
 
+def test_what_does_not_run_is_said():
+    def break_down(threads: int):
+        def call(method, inputs):
+            raise RuntimeError("it has no bottom")
+
+        return call
+
+    with pytest.raises(RunError, match=r"(?s)broken does not run.*batch 8.*it has no bottom.*verify it first"):
+        run_benchmark([ROBERTSON], BenchmarkOptions(batches=[8]), others=[Candidate("broken", break_down)])
+
+
+def test_native_code_in_the_place_of_what_was_checked_does_not_run(compiled_robertson, tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHFERRY_CACHE", str(tmp_path))
+    monkeypatch.setattr(whole, "check_code_trust", lambda *_: None)
+    monkeypatch.setattr(whole, "measure_cold_start", lambda *_: ColdStart("", 1))
+    with pytest.raises(TrustError):
+        run_benchmark([compiled_robertson], BenchmarkOptions(batches=[8]))
+    run_benchmark([compiled_robertson], BenchmarkOptions(batches=[8], trust="native"))
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ([], "nothing to time"),
+        (["robertson.pt", "--memory-limit", "0"], "a limit is not a positive number"),
+        (["robertson.pt", "--time-limit", "nan"], "a limit is not a positive number"),
         (["robertson.pt", "--method", "forwards"], "no method"),
         (["robertson.pt", "--batch", "0"], "numbers from 1 on"),
         (["robertson.pt", "--batch", "many"], "a batch size is not a number"),

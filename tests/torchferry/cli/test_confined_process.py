@@ -129,6 +129,7 @@ COMMANDS = {
     "diff": ("diff", "m.pt", "n.pt"),
     "convert": ("convert", "m.pt", "--to", "c", "-o", "kernel"),
     "run": ("run", "m.pt", "--history", "history.pt", "-o", "out.pt"),
+    "bench": ("bench", "m.pt", "--batch", "1"),
 }
 
 
