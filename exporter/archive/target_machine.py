@@ -9,6 +9,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from pydantic import TypeAdapter, ValidationError
+
+from exporter.archive.contract_text import StrictlyRead, check_limits, describe_invalid, parse_strictly
 from exporter.common.errors import ArchiveError, RunError
 
 _CPUINFO = Path("/proc/cpuinfo")
@@ -19,7 +22,7 @@ _INSTRUCTION_SETS = re.compile(
 
 
 @dataclass(frozen=True)
-class TargetMachine:
+class TargetMachine(StrictlyRead):
     """A machine. ``torch`` is a version without build; ``device`` runs the code; ``instructions`` are extensions."""
 
     system: str
@@ -31,6 +34,10 @@ class TargetMachine:
     def to_json(self) -> bytes:
         """Return the machine as JSON."""
         return json.dumps(dataclasses.asdict(self), sort_keys=True).encode()
+
+
+_ADAPTER = TypeAdapter(TargetMachine)
+_DAMAGED = "the record of the machine is damaged"
 
 
 def current_machine(torch_version: str, device: str) -> TargetMachine:
@@ -53,14 +60,19 @@ def read_instruction_sets() -> tuple[str, ...]:
 def machine_from_json(data: bytes, where: str) -> TargetMachine:
     """Parse the record of a machine. Raises ``ArchiveError``."""
     try:
-        raw = json.loads(data)
-        machine = TargetMachine(**{**raw, "instructions": tuple(raw["instructions"])})
-        texts = (machine.system, machine.processor, machine.torch, machine.device, *machine.instructions)
-        if not isinstance(raw["instructions"], list) or not all(isinstance(text, str) for text in texts):
-            raise ValueError("a value that is no text")
-        return machine
-    except (ValueError, TypeError, KeyError) as error:
-        raise ArchiveError("the record of the machine is damaged", where=where, got=str(error)) from None
+        raw = parse_strictly(data)
+    except ValueError as error:
+        raise ArchiveError("the record of the machine is not JSON", where=where, got=str(error)) from None
+    check_limits(raw, _DAMAGED, where)
+    try:
+        return _ADAPTER.validate_json(data)
+    except ValidationError as error:
+        expected, mend = "a machine as torchferry writes it", "convert the .pt again"
+        raise ArchiveError(_DAMAGED, where=where, got=describe_invalid(error), expected=expected, mend=mend) from None
+
+
+def _get_minor(version: str) -> list[str]:
+    return version.partition("+")[0].split(".")[:2]
 
 
 def check_compatible(compiled: TargetMachine, current: TargetMachine, where: str) -> None:
@@ -70,7 +82,7 @@ def check_compatible(compiled: TargetMachine, current: TargetMachine, where: str
     missing = sorted(set(compiled.instructions) - set(current.instructions))
     if missing and not differences:
         differences.append((f"a processor without {', '.join(missing)}", "those instructions"))
-    if compiled.torch.split(".")[:2] != current.torch.split(".")[:2]:
+    if _get_minor(compiled.torch) != _get_minor(current.torch):
         differences.append((f"torch {current.torch}", f"torch {compiled.torch}"))
     if differences:
         raise RunError(

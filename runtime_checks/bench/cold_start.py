@@ -73,7 +73,7 @@ def measure_cold_start(job: ColdJob, seconds: float, confinement: Confinement | 
                 return _read_answer(label, first, receiver.recv_bytes(_MOST_BYTES))
         except (EOFError, OSError):
             return ColdStart(label, first, error="its process ended early")
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
             return ColdStart(label, first, error="its process answered what is no measurement")
         finally:
             process.kill()

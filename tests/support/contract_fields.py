@@ -1,4 +1,4 @@
-"""The fields of a contract as text, one line for each class: what the native reader has as a table."""
+"""The fields of contracts and machines as text, one line for each class: what the native reader has as a table."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ import typing
 from typing import Any, Literal
 
 from exporter.archive.contract import Contract
+from exporter.archive.target_machine import TargetMachine
 
 _PLAIN = {str: "text", int: "int", float: "number", bool: "bool"}
 
 
 def format_fields() -> str:
-    """Return a line ``Class field:type ?optional:type`` for every class that a contract holds."""
+    """Return a line ``Class field:type ?optional:type`` for every class that a contract holds, and for a machine."""
     lines: dict[type, str] = {}
     todo: list[type] = [Contract]
-    while todo:
-        owner = todo.pop(0)
+    while todo or TargetMachine not in lines:
+        owner = todo.pop(0) if todo else TargetMachine
         if owner in lines:
             continue
         hints = typing.get_type_hints(owner)

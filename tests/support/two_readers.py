@@ -64,20 +64,34 @@ def read_in_python(path: Path) -> str:
     return ""
 
 
-def read_natively(paths: Sequence[Path]) -> list[tuple[int, str]]:
+class Options(ctypes.Structure):
+    """``tf_options`` of torchferry.h."""
+
+    _fields_ = (
+        ("size", ctypes.c_size_t),
+        *((f"option{i}", ctypes.c_int32) for i in range(8)),
+        ("trust", ctypes.c_int32),
+        ("public_key", ctypes.c_char_p),
+    )
+
+
+def read_natively(paths: Sequence[Path], *, trusts_native: bool = False) -> list[tuple[int, str]]:
     """The status and the message of loading each file and running its cases, in a process of its own."""
     library = native_build.build() / "lib" / "libtorchferry.so"
-    return run_in_fork(_load_all, str(library), list(map(str, paths)), seconds=300 + 2 * len(paths))
+    return run_in_fork(_load_all, str(library), list(map(str, paths)), trusts_native, seconds=300 + 2 * len(paths))
 
 
-def _load_all(library_path: str, paths: Sequence[str]) -> list[tuple[int, str]]:
-    library = ctypes.CDLL(library_path)
+def _load_all(library_path: str, paths: Sequence[str], trusts_native: bool) -> list[tuple[int, str]]:
+    library, options = ctypes.CDLL(library_path), Options()
+    library.tf_default_options(ctypes.byref(options))
+    assert options.size == ctypes.sizeof(Options)
+    options.trust = trusts_native
     library.tf_last_error.restype = ctypes.c_char_p
     library.tf_last_error.argtypes = [ctypes.c_void_p]
     results = []
     for path in paths:
         model, compared, failed = ctypes.c_void_p(), ctypes.c_int32(), ctypes.c_int32()
-        status = library.tf_load(path.encode(), b"cpu", None, ctypes.byref(model))
+        status = library.tf_load(path.encode(), b"cpu", ctypes.byref(options), ctypes.byref(model))
         owner = ctypes.c_void_p()
         if status == TF_OK:
             status = library.tf_run_cases(model, ctypes.byref(compared), ctypes.byref(failed))

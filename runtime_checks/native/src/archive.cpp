@@ -82,12 +82,6 @@ std::shared_ptr<const std::string> read_bytes(const std::string& path) {
 
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
-std::string joined(const std::set<std::string>& names) {
-  std::string text;
-  for (const auto& name : names) text += (text.empty() ? "" : ", ") + name;
-  return text;
-}
-
 class Reader {
  public:
   Reader(const std::string& path, const std::shared_ptr<const std::string>& bytes)

@@ -1,5 +1,6 @@
 #include <cstdlib>
 #include <map>
+#include <set>
 #include <utility>
 
 #include <sys/utsname.h>
@@ -7,7 +8,6 @@
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
-#include <nlohmann/json.hpp>
 #include <torch/csrc/inductor/aoti_package/model_package_loader.h>
 #include <torch/version.h>
 
@@ -17,6 +17,7 @@
 #include "machine.hpp"
 #include "pickles.hpp"
 #include "call_scope.hpp"
+#include "contract_fields.hpp"
 #include "text.hpp"
 
 namespace torchferry {
@@ -29,32 +30,29 @@ std::string minor(const std::string& version) {
 }
 
 void hold_machine(const std::string& text, const std::string& path, const at::Device& device) {
-  const auto raw = nlohmann::json::parse(text, nullptr, false);
+  const auto raw = parse_strictly(text, kMachineKind, path);
+  check_fields(raw, kMachineKind, path);
   std::string got, expected;
   const auto note = [&](const std::string& here, const std::string& there) {
     got += (got.empty() ? "" : "; ") + here;
     expected += (expected.empty() ? "" : "; ") + there;
   };
-  try {
-    utsname system{};
-    uname(&system);
-    const auto hold = [&](const char* what, const std::string& here) {
-      const auto there = raw.at(what).get<std::string>();
-      if (there != here) note(what + (" " + here), what + (" " + there));
-    };
-    hold("system", system.sysname);
-    hold("processor", system.machine);
-    hold("device", at::DeviceTypeName(device.type(), true));
-    const auto here = instructions();
-    std::string missing;
-    for (const auto& one : raw.at("instructions"))
-      if (!here.count(one.get<std::string>())) missing += (missing.empty() ? "" : ", ") + one.get<std::string>();
-    if (!missing.empty() && got.empty()) note("a processor without " + missing, "those instructions");
-    const auto torch = raw.at("torch").get<std::string>();
-    if (minor(torch) != minor(TORCH_VERSION)) note("torch " TORCH_VERSION, "torch " + torch);
-  } catch (const nlohmann::json::exception& error) {
-    fail(TF_ERROR_ARCHIVE, {"the record of the machine is damaged", path, error.what()});
-  }
+  utsname system{};
+  uname(&system);
+  const auto hold = [&](const char* what, const std::string& here) {
+    const auto there = raw.at(what).get<std::string>();
+    if (there != here) note(what + (" " + here), what + (" " + there));
+  };
+  hold("system", system.sysname);
+  hold("processor", system.machine);
+  hold("device", at::DeviceTypeName(device.type(), true));
+  const auto here = instructions();
+  std::set<std::string> missing;
+  for (const auto& one : raw.at("instructions"))
+    if (!here.count(one.get<std::string>())) missing.insert(one.get<std::string>());
+  if (!missing.empty() && got.empty()) note("a processor without " + joined(missing), "those instructions");
+  const auto torch = raw.at("torch").get<std::string>();
+  if (minor(torch) != minor(TORCH_VERSION)) note("torch " TORCH_VERSION, "torch " + torch);
   if (!got.empty())
     fail(TF_ERROR_ARCHIVE, {"the compiled code in this file is for another machine", path, got, expected,
                             "make the .pt2 here with `torchferry convert ARCHIVE --to pt2`, or load the .pt"});

@@ -311,7 +311,7 @@ Method method_of(const std::string& name, const Field& spec, const Variables& in
 }
 
 Contract parse(const std::string& text, const std::string& where) {
-  const auto raw = parse_contract(text, where);
+  const auto raw = parse_strictly(text, kContractKind, where);
   const Field root(raw, "");
   const auto made = root.at("created_with");
   Contract contract;
@@ -323,7 +323,7 @@ Contract parse(const std::string& text, const std::string& where) {
          {"the archive is of schema " + std::to_string(schema), where,
           "schema " + std::to_string(schema) + ", written by torchferry " + contract.made_with_torchferry,
           "schema " + std::to_string(kSchema), "build the runtime of torchferry " + contract.made_with_torchferry});
-  check_fields(raw, where);
+  check_fields(raw, kContractKind, where);
   contract.name = root.at("name").text();
   check_name(contract.name, "the model");
   if (root.has("metadata")) check_metadata(root.at("metadata"));

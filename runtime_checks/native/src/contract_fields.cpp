@@ -15,8 +15,8 @@ namespace {
 
 using json = nlohmann::ordered_json;
 
-/// Of each class its fields and their types, as exporter/archive/contract.py has them: "?" may be left out, [] is a
-/// list, {} an object with keys of any name, () a list of so many, | one of several.
+/// Of each class its fields and their types, as exporter/archive/contract.py and target_machine.py have them: "?" may be
+/// left out, [] is a list, {} an object with keys of any name, () a list of so many, | one of several.
 constexpr const char* kFields = R"(
 Contract schema:int name:text source:Origin created_with:CreatedWith inputs:[TensorSpec] outputs:[TensorSpec] batch:Batch methods:{MethodSpec} parameters:[ParameterSpec] tolerance:Tolerance devices:[text] operators:[text] findings:[Finding] envelope:Envelope ?differentiable:bool ?solvers:[Solver] ?info:[TensorSpec] ?per_element:[text] ?graph:text ?metadata:Metadata ?arguments:[StructureNode] ?positional:int ?results:[StructureNode]
 Origin kind:text library:text version:text model:text sha256:text ?refused_imports:[text] ?revision:text ?files:{text}
@@ -34,6 +34,7 @@ StructureNode kind:'variable'|'fixed'|'list'|'tuple'|'dict'|'named_tuple' ?name:
 Sampling ?kind:'recorded'|'blended'|'uniform'|'fixed' ?low:number ?high:number ?spread:number
 Bounds rtol:number atol:number ?floor:number
 Range low:number high:number
+TargetMachine system:text processor:text instructions:[text] torch:text device:text
 )";
 
 struct FieldType {
@@ -78,7 +79,7 @@ std::vector<std::string> split(const std::string& text, char separator) {
 
 class Checker {
  public:
-  explicit Checker(const std::string& where) : where_(where) {}
+  Checker(const RecordKind& kind, const std::string& where) : kind_(kind), where_(where) {}
 
   void check(const json& value, const std::string& type, const std::string& path) const {
     check_limits(value, path);
@@ -157,16 +158,17 @@ class Checker {
   static std::string join(const std::string& path, const std::string& key) { return path.empty() ? key : path + "." + key; }
 
   [[noreturn]] void refuse(const std::string& path, const std::string& got, const std::string& expected) const {
-    fail(TF_ERROR_ARCHIVE, {"the contract is broken", where_ + ", field " + (path.empty() ? "the whole" : path), got,
+    fail(TF_ERROR_ARCHIVE, {kind_.broken, where_ + ", field " + (path.empty() ? "the whole" : path), got,
                             expected, "export the model again"});
   }
 
+  RecordKind kind_;
   std::string where_;
 };
 
 }  // namespace
 
-json parse_contract(const std::string& text, const std::string& where) {
+json parse_strictly(const std::string& text, const RecordKind& kind, const std::string& where) {
   std::vector<std::set<std::string>> keys;
   bool twice = false;
   const auto watch = [&](int, json::parse_event_t event, json& value) {
@@ -177,11 +179,13 @@ json parse_contract(const std::string& text, const std::string& where) {
   };
   auto raw = json::parse(text, watch, false);
   if (raw.is_discarded() || twice || text.rfind("\xef\xbb\xbf", 0) == 0)
-    fail(TF_ERROR_ARCHIVE, {"the contract is not JSON", where, twice ? "a key stands in an object twice" : ""});
+    fail(TF_ERROR_ARCHIVE, {kind.what + std::string(" is not JSON"), where, twice ? "a key stands in an object twice" : ""});
   return raw;
 }
 
-void check_fields(const json& raw, const std::string& where) { Checker(where).check(raw, "Contract", ""); }
+void check_fields(const json& raw, const RecordKind& kind, const std::string& where) {
+  Checker(kind, where).check(raw, kind.type, "");
+}
 
 void check_name(const std::string& name, const std::string& of) {
   const auto unsafe = find_unsafe(name, true);

@@ -6,11 +6,20 @@
 
 namespace torchferry {
 
-/// The JSON of a contract, which every reader reads in the same way: UTF-8 without a mark, each key once. Throws `Error`.
-nlohmann::ordered_json parse_contract(const std::string& text, const std::string& where);
+/// The record of a contract, or of a machine: the class of its fields, and what messages call it.
+struct RecordKind {
+  const char* type;
+  const char* what;
+  const char* broken;
+};
+constexpr RecordKind kContractKind{"Contract", "the contract", "the contract is broken"};
+constexpr RecordKind kMachineKind{"TargetMachine", "the record of the machine", "the record of the machine is damaged"};
 
-/// Throws `Error` for a contract that has other fields or types than the format, or is beyond its limits.
-void check_fields(const nlohmann::ordered_json& raw, const std::string& where);
+/// The JSON of a record, which every reader reads in the same way: UTF-8 without a mark, each key once. Throws `Error`.
+nlohmann::ordered_json parse_strictly(const std::string& text, const RecordKind& kind, const std::string& where);
+
+/// Throws `Error` for a record that has other fields or types than the format, or is beyond its limits.
+void check_fields(const nlohmann::ordered_json& raw, const RecordKind& kind, const std::string& where);
 
 /// Throws `Error` for a name that is empty, too long, or does not show as it is.
 void check_name(const std::string& name, const std::string& of);

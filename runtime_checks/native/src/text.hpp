@@ -1,5 +1,6 @@
 #pragma once
 
+#include <set>
 #include <string>
 #include <vector>
 
@@ -32,6 +33,13 @@ struct Message {
 [[noreturn]] inline void fail(tf_status status, const Message& message) { throw Error(status, message.text()); }
 
 inline std::string in_quotes(const std::string& name) { return "'" + name + "'"; }
+
+/// "a, b"
+inline std::string joined(const std::set<std::string>& names) {
+  std::string text;
+  for (const auto& name : names) text += (text.empty() ? "" : ", ") + name;
+  return text;
+}
 
 /// "one of 'a', 'b'", for what is expected where a name is unknown.
 template <class Items, class Name>
