@@ -40,7 +40,7 @@ compat: .venv/installed
 exam: .venv/installed
 	$(BIN)/python -m exams
 
-# The readers of files, in Python and C++, SECONDS seconds for each of thirteen kinds of input; clang builds the latter.
+# The readers of files, in Python and C++, SECONDS seconds for each of nineteen kinds of input; clang builds the latter.
 fuzz: .venv/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'atheris>=3'
 	$(BIN)/python tests/hostile/fuzz/run.py --seconds $(SECONDS)

@@ -13,6 +13,7 @@ import torch
 
 from exporter.archive import onnx_container, pt_archive
 from exporter.archive.contract import Contract
+from exporter.archive.identity_signature import Signer
 from exporter.archive.pt_archive import Archive
 from exporter.archive.tensor_spec import name_dtype
 from exporter.common.errors import ArchiveError, RunError, UsageError, suggest_names, summarize_error
@@ -160,7 +161,7 @@ def load(
     threads: int = 1,
     engine: str = TORCHSCRIPT,
     trust: str = GRAPHS,
-    public_key: Path | None = None,
+    public_key: Signer | None = None,
 ) -> Model:
     """Check the records of an archive, a ``.pt2`` or an ONNX container, and load it.
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from exporter.archive.container_kinds import CODE
 from exporter.archive.file_signature import FileSignature, check_signature
+from exporter.archive.identity_signature import Identity, IdentitySignature, Signer, check_identity
 from exporter.archive.kernel_container import KernelFiles
 from exporter.archive.pt_archive import Archive
 from exporter.common.errors import ArchiveError, MissingRuntimeError, TrustError, UsageError, suggest_names
@@ -33,7 +34,7 @@ class Trust:
 
     file: str
     beside: str
-    signature: FileSignature | None = None
+    signature: FileSignature | IdentitySignature | None = None
 
 
 def check_trust_mode(trust: str) -> None:
@@ -42,16 +43,18 @@ def check_trust_mode(trust: str) -> None:
         raise UsageError("there is no such trust", got=repr(trust), expected=suggest_names(trust, TRUST_MODES))
 
 
-def resolve_trust(path: Path, trust: str, public_key: Path | None, content: os.PathLike[str] | None = None) -> Trust:
-    """Return what may run of a file: native code too, if it has to be signed with a key, and is.
+def resolve_trust(path: Path, trust: str, signer: Signer | None, content: os.PathLike[str] | None = None) -> Trust:
+    """Return what may run of a file: native code too, if it has to be signed with a key or by an identity, and is.
 
     ``content`` is where the bytes of a single file are, if not at ``path``.
 
-    Raises ``UsageError`` if there is no such trust, and the errors of ``check_signature``."""
+    Raises ``UsageError`` if there is no such trust, and the errors of ``check_signature`` and ``check_identity``."""
     check_trust_mode(trust)
-    if public_key is None:
+    if signer is None:
         return Trust(trust, trust)
-    return Trust(NATIVE, trust, check_signature(path, public_key, content))
+    if isinstance(signer, Identity):
+        return Trust(NATIVE, trust, check_identity(path, signer, content))
+    return Trust(NATIVE, trust, check_signature(path, signer, content))
 
 
 def record_own_code(opened: object) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from exporter.archive.identity_signature import Signer
 from runtime_checks.envelope import OFF, check_envelope_mode
 from runtime_checks.native_code import GRAPHS, check_trust_mode
 from runtime_checks.runners.subprocesses import MEMORY_LIMIT, TIME_LIMIT
@@ -24,7 +24,7 @@ class VerifyOptions:
     """``runtimes`` (none: the usual one of the format) on ``devices``, each process within ``time_limit`` seconds and
     ``memory_limit`` GiB; ``envelope`` is ``error``, ``warn`` or ``off``; ``progress`` is told of long builds;
     ``jobs`` is how many processes may share the calls of a file; ``trust`` is ``native`` where native code may run
-    that this user has not made here; ``public_key`` is the key that has to have signed the file.
+    that this user has not made here; ``public_key`` is the key, or the identity, that has to have signed the file.
 
     Names may be one text with commas. Raises ``UsageError`` for an unknown envelope or trust."""
 
@@ -36,7 +36,7 @@ class VerifyOptions:
     progress: Callable[[str], Any] = lambda text: None
     jobs: int = 1
     trust: str = GRAPHS
-    public_key: Path | None = None
+    public_key: Signer | None = None
 
     def __post_init__(self) -> None:
         check_envelope_mode(self.envelope)

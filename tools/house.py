@@ -50,6 +50,8 @@ HEAVY = (
     "resource",
     "landlockpy",
     "cryptography",
+    "sigstore",
+    "sigstore_models",
     "xarray",
     "zarr",
     "h5netcdf",

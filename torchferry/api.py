@@ -13,13 +13,12 @@ from torch import nn
 from exporter import __version__
 from exporter.archive.contract import Contract, Finding
 from exporter.archive.derivative_request import DerivativeRequest
-from exporter.archive.file_signature import sign_file
 from exporter.archive.format_limits import MAX_TEXT
 from exporter.archive.formats import path_for_format, resolve_formats
+from exporter.archive.identity_signature import Identity, make_signer
 from exporter.archive.kernel_container import is_kernel
 from exporter.archive.metadata import Metadata
 from exporter.archive.metadata_file import MetadataRules, read_metadata
-from exporter.archive.pt_archive import is_shared_object
 from exporter.archive.tensor_spec import Sampling, Signature, TensorSpec
 from exporter.archive.variable_renaming import RenameRule
 from exporter.archive.variable_units import parse_unit_rule
@@ -48,7 +47,7 @@ from exporter.model.jit_marks import mark
 from exporter.model.source import Listing
 from exporter.soundness.checked_capture import CaptureOptions
 from exporter.soundness.gate import Allowance
-from runtime_checks.containers import infer_file_format, open_container
+from runtime_checks.containers import infer_file_format
 from runtime_checks.engines.selection import EngineWarning
 from runtime_checks.envelope import OutsideEnvelopeWarning
 from runtime_checks.file_verifier import FileVerifier
@@ -68,6 +67,7 @@ from torchferry.conversion import Converted
 from torchferry.evaluation import evaluate, evaluate_to_file
 from torchferry.options import ExportOptions, choose_jobs, select_archive_runtimes
 from torchferry.pipeline import Exported
+from torchferry.signing import sign
 from torchferry.soundness_check import Checked
 from torchferry.sources import make_request
 
@@ -83,6 +83,7 @@ __all__ = [
     "EngineWarning",
     "Exported",
     "Finding",
+    "Identity",
     "ImplicitUpdate",
     "Kernel",
     "LineSearch",
@@ -439,7 +440,7 @@ def verify(
     memory_limit: float = MEMORY_LIMIT,
     envelope: str = "off",
     trust: str = "graphs",
-    public_key: str | Path | None = None,
+    public_key: str | Path | Identity | None = None,
     jobs: int | None = None,
     progress: Callable[[str], Any] = lambda text: None,
 ) -> Report:
@@ -453,7 +454,7 @@ def verify(
         memory_limit: GiB for each process.
         envelope: What becomes of stored inputs outside the range that was checked: ``"error"``, ``"warn"``, ``"off"``.
         trust: ``"native"`` lets native code run that was not made here: a ``.pt2``, a kernel.
-        public_key: The key that has to have signed the file.
+        public_key: The key, or the ``Identity``, that has to have signed the file.
         jobs: How many calls of an archive run at the same time in ``"python"``; by default as in ``export``.
         progress: Called with texts on the build of the native library.
 
@@ -472,7 +473,7 @@ def verify(
         report = torchferry.verify("spring.pt", runtimes="python,libtorch")
         ```
     """
-    key = Path(public_key) if public_key is not None else None
+    key = make_signer(public_key)
     jobs = choose_jobs(jobs)
     options = VerifyOptions(runtimes, devices, time_limit, memory_limit, envelope, progress, jobs, trust, key)
     format_name = infer_file_format(Path(path))
@@ -519,7 +520,7 @@ def load(
     threads: int = 1,
     engine: str = "torchscript",
     trust: str = "graphs",
-    public_key: str | Path | None = None,
+    public_key: str | Path | Identity | None = None,
     batches: Sequence[int] = (1, 1000),
 ) -> Any:
     """Load an archive as a ``Model``, or a kernel's folder as a ``Kernel``.
@@ -539,7 +540,7 @@ def load(
             ``EngineWarning``, where torch has none.
         trust: What of the file may run: ``"graphs"``, and native code that this user exported or converted here;
             ``"native"``, the native code of others too: a package, a kernel.
-        public_key: The key that has to have signed the file; native code that it has signed is trusted.
+        public_key: The key, or the ``Identity``, that has to have signed the file; its native code is trusted then.
         batches: With ``engine="auto"``, the sizes of batches that are timed, all alike.
 
     Returns:
@@ -559,7 +560,7 @@ def load(
         (force,) = model(torch.rand(1000, dtype=torch.float64))
         ```
     """
-    key = Path(public_key) if public_key is not None else None
+    key = make_signer(public_key)
     if engine == "auto" and not is_kernel(Path(path)):
         from runtime_checks.bench.fastest import load_fastest
 
@@ -570,31 +571,3 @@ def load(
         mend = 'leave them out; for device, envelope and engine load the .pt, with engine="kernel"'
         raise UsageError("a kernel is loaded on the CPU, without options", where=str(path), mend=mend)
     return Kernel(Path(path), trust, key)
-
-
-def sign(path: str | Path, key: str | Path, *, days: float | None = None, passphrase: str | None = None) -> Path:
-    """Sign a file, as ``torchferry sign`` does: who has your public key can tell that the file is the one you signed.
-
-    Args:
-        path: A file that torchferry wrote, of any format; or a shared object of a kernel, which is signed as it is.
-        key: The private key, Ed25519 in PEM: ``torchferry keygen`` makes one.
-        days: How many days the signature is valid; by default for ever.
-        passphrase: That of the key, if it has one.
-
-    Returns:
-        The path of the signature, which lies beside the file.
-
-    Raises:
-        ArchiveError: The file is damaged.
-        UsageError: The file of the key is no private key.
-        MissingRuntimeError: The package cryptography is not installed.
-
-    Example:
-        ```python
-        torchferry.sign("spring.pt", "mine.key", days=365)
-        torchferry.verify("spring.pt", public_key="mine.key.pub")
-        ```
-    """
-    if not is_shared_object(Path(path)):
-        open_container(Path(path))
-    return sign_file(Path(path), Path(key), days, passphrase)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from exporter.archive.identity_signature import Identity, make_signer
 from exporter.common.errors import RunError, UsageError
 from exporter.common.optional_packages import import_package
 from exporter.common.schedulers import DASK, MPI, open_pools
@@ -35,7 +36,7 @@ def evaluate(
     engine: str = "torchscript",
     names: Mapping[str, str] | None = None,
     trust: str = "graphs",
-    public_key: str | Path | None = None,
+    public_key: str | Path | Identity | None = None,
 ) -> xarray.Dataset:
     """Evaluate a method of a file over a dataset, lazily: numbers are computed when they are asked for, by Dask.
 
@@ -69,8 +70,8 @@ def evaluate(
     """
     xarray_package = import_package("xarray", "evaluate", EXTRA)
     import_package("dask.array", "evaluate", DASK)
-    key = Path(public_key).absolute() if public_key is not None else None
-    request = FileRequest(Path(path).absolute(), method, engine, trust, key)
+    key = make_signer(public_key)
+    request = FileRequest(Path(path).absolute(), method, engine, trust, key.absolute() if key is not None else None)
     evaluator = Evaluator(request)
     binding = bind(evaluator.contract, method, XarrayData(data, "the dataset"), names or {}, {})
     variables = [data[bound.variable.name] for bound in binding.inputs if bound.variable is not None]
@@ -116,7 +117,7 @@ def evaluate_to_file(
     scheduler: str = "threads",
     failures: str | Path | None = None,
     trust: str = "graphs",
-    public_key: str | Path | None = None,
+    public_key: str | Path | Identity | None = None,
     watch: Callable[[Progress], Any] = lambda progress: None,
 ) -> Evaluated:
     """Evaluate a method of a file over a data set into another one, as ``torchferry evaluate`` does.
@@ -155,7 +156,7 @@ def evaluate_to_file(
         print(result.summary.outputs["stress"].high)
         ```
     """
-    key = Path(public_key) if public_key is not None else None
+    key = make_signer(public_key)
     studies = tuple((name, tuple(map(float, values))) for name, values in (vary or {}).items())
     request = DataRequest(
         Path(data) if data is not None else None, tuple((names or {}).items()), studies, tuple(keep), chunk

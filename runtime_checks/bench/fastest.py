@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from exporter.archive import pt_archive
+from exporter.archive.identity_signature import Signer
 from exporter.archive.pt_archive import Archive
 from exporter.common.errors import UsageError
 from runtime_checks.bench.candidates import collect_rows
@@ -23,7 +24,7 @@ METHOD, ROUNDS = "forward", 3
 
 
 def load_fastest(
-    path: Path, device: str, batches: Sequence[int], *, envelope: str, trust: str, public_key: Path | None
+    path: Path, device: str, batches: Sequence[int], *, envelope: str, trust: str, public_key: Signer | None
 ) -> Model:
     """Load a ``.pt`` with each engine that passes its cases here, time them, and return the fastest.
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from exporter.archive.contract import Contract
+from exporter.archive.identity_signature import Signer
 from exporter.archive.kernel_container import is_kernel
 from exporter.common.errors import UsageError
 from runtime_checks.engines.selection import ENGINES, KERNEL, TORCHSCRIPT
@@ -35,7 +36,7 @@ class FileRequest:
     method: str = "forward"
     engine: str = TORCHSCRIPT
     trust: str = GRAPHS
-    public_key: Path | None = None
+    public_key: Signer | None = None
 
 
 class Evaluator:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exporter.archive import kernel_container
+from exporter.archive.identity_signature import Signer
 from exporter.common.c_text import to_c_identifiers
 from exporter.common.errors import MissingRuntimeError, UsageError, suggest_names
 from runtime_checks.kernels import compilation
@@ -36,7 +37,7 @@ class Kernel:
         ```
     """
 
-    def __init__(self, path: Path, trust: str = GRAPHS, public_key: Path | None = None) -> None:
+    def __init__(self, path: Path, trust: str = GRAPHS, public_key: Signer | None = None) -> None:
         trusted = resolve_trust(path, trust, public_key)
         files = kernel_container.read(path)
         check_code_trust(files, path, trusted.file)

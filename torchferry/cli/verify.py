@@ -7,6 +7,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
+from exporter.archive.identity_signature import Identity, Signer
 from exporter.common.errors import UsageError
 from runtime_checks.runners.fork_server import start_runtime
 from torchferry.cli.options import (
@@ -41,10 +42,17 @@ def command(
         bool,
         Option(
             "--require-signature",
-            help="The file has to be signed: an error without --key, which alone asks for the same.",
+            help="The file has to be signed: an error without --key or --identity, which alone ask for the same.",
         ),
     ] = False,
     key: Annotated[Path | None, Option(help="The public key that has to have signed it.")] = None,
+    identity: Annotated[
+        str, Option(help="Who has to have signed it by Sigstore: an e-mail address, the address of a workflow.")
+    ] = "",
+    issuer: Annotated[str, Option(help="Who vouches for the identity: the address of a provider.")] = "",
+    trusted_root: Annotated[
+        Path | None, Option(help="The keys of Sigstore's services: a file. Default: fetched over the network.")
+    ] = None,
     jobs: Annotated[
         int | None,
         Option("--jobs", "-j", help="How many calls of a .pt run at the same time in Python; by default as in export."),
@@ -69,6 +77,8 @@ def command(
       torchferry verify eq.pt --runtime python,libtorch --device cpu,cuda
 
       torchferry verify eq.pt --require-signature --key theirs.key.pub
+
+      torchferry verify eq.pt --identity jane@example.org --issuer https://github.com/login/oauth
     """
     usual = "python" if path.suffix == ".pt" else ""
     with start_runtime((runtime or usual).split(",")):
@@ -79,10 +89,12 @@ def command(
             from runtime_checks.report import render
             from torchferry.options import choose_jobs
 
-        if require_signature and key is None:
-            raise UsageError("no key is named", where="--require-signature", mend="add --key with the public key")
+        signer = _choose_signer(key, identity, issuer, trusted_root)
+        if require_signature and signer is None:
+            mend = "add --key with the public key, or --identity and --issuer"
+            raise UsageError("nobody is named who has to have signed it", where="--require-signature", mend=mend)
         count, trust = choose_jobs(jobs), choose_trust(allow_native)
-        options = VerifyOptions(runtime, device, time_limit, memory_limit, envelope, err.print, count, trust, key)
+        options = VerifyOptions(runtime, device, time_limit, memory_limit, envelope, err.print, count, trust, signer)
         format_name = infer_file_format(path)
         report = FileVerifier(options, [format_name]).collect_report(path, format_name)
         if report.passed and json:
@@ -90,3 +102,12 @@ def command(
         if not json:
             out.print(render(report))
         report.raise_if_failed()
+
+
+def _choose_signer(key: Path | None, identity: str, issuer: str, trusted_root: Path | None) -> Signer | None:
+    if not (identity or issuer or trusted_root):
+        return key
+    if key is not None:
+        got, expected = f"--key {key}, --identity {identity}", "one of them"
+        raise UsageError("a file is signed by a key or by an identity", got=got, expected=expected)
+    return Identity(identity, issuer, trusted_root)

@@ -1,10 +1,12 @@
-// Readers of the native library under libFuzzer: native_readers --target=archive|contract|cases --seed=ARCHIVE [CORPUS].
+// Readers of the native library under libFuzzer: native_readers --target=TARGET --seed=ARCHIVE [CORPUS].
 //
 // A reader may throw torchferry::Error, and nothing else. Built by run.py with all sources of the library in one file.
 
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
+#include <functional>
+#include <map>
 #include <memory>
 #include <sstream>
 #include <string>
@@ -16,6 +18,10 @@
 
 #include "archive.hpp"
 #include "cases.hpp"
+#include "contract_fields.hpp"
+#include "pickles.hpp"
+#include "signature.hpp"
+#include "text_cases.hpp"
 
 namespace {
 
@@ -27,8 +33,8 @@ std::string option(const std::string& argument, const std::string& name) {
   return argument.rfind(start, 0) == 0 ? argument.substr(start.size()) : "";
 }
 
-void write(const std::string& bytes) {
-  std::ofstream file(place, std::ios::binary | std::ios::trunc);
+void write(const std::string& path, const std::string& bytes) {
+  std::ofstream file(path, std::ios::binary | std::ios::trunc);
   file.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
 }
 
@@ -39,19 +45,46 @@ torchferry::Options make_options() {
   return options;
 }
 
-void read(const std::string& bytes) {
+void read_whole(const std::string& bytes) {
   using namespace torchferry;
-  if (target == "contract") {
-    contract_from_json(bytes, "fuzz");
-  } else if (target == "cases") {
-    unpack_cases(bytes, *seed, "fuzz");
-  } else {
-    write(bytes);
-    const auto file = read_archive(place, make_options());
-    const auto contract = contract_from_json(file.contract, place);
-    unpack_cases(file.cases, contract, place);
-  }
+  write(place, bytes);
+  const auto file = read_archive(place, make_options());
+  const auto contract = contract_from_json(file.contract, place);
+  unpack_cases(file.cases, contract, place);
 }
+
+void read_machine(const std::string& bytes) {
+  using namespace torchferry;
+  check_fields(parse_strictly(bytes, kMachineKind, "fuzz"), kMachineKind, "fuzz");
+}
+
+void read_texts(const std::string& bytes) {
+  torchferry::text_cases(bytes, *seed, "fuzz");
+  torchferry::text_parameters(bytes, *seed, "fuzz");
+}
+
+void read_nesting(const std::string& bytes) {
+  torchferry::measure_source_depth(bytes);
+  torchferry::measure_depth(bytes, "fuzz");
+}
+
+/// Of an empty file, by a key of zeros.
+void read_signature(const std::string& bytes) {
+  const auto key = place + ".pub";
+  write(key, "-----BEGIN PUBLIC KEY-----\nMCowBQYDK2VwAyEA" + std::string(43, 'A') + "=\n-----END PUBLIC KEY-----\n");
+  write(place + ".sig", bytes);
+  torchferry::check_signature(place, "", key);
+}
+
+const std::map<std::string, std::function<void(const std::string&)>> readers{
+    {"archive", read_whole},
+    {"contract", [](const std::string& bytes) { torchferry::contract_from_json(bytes, "fuzz"); }},
+    {"cases", [](const std::string& bytes) { torchferry::unpack_cases(bytes, *seed, "fuzz"); }},
+    {"machine", read_machine},
+    {"texts", read_texts},
+    {"nesting", read_nesting},
+    {"signature", read_signature},
+};
 
 }  // namespace
 
@@ -62,7 +95,9 @@ extern "C" int LLVMFuzzerInitialize(int* count, char*** words) {
     if (const auto value = option(word, "seed"); !value.empty()) seed_path = value;
   }
   place = "/dev/shm/torchferry-fuzz-" + std::to_string(getpid()) + ".pt";
-  std::atexit([] { std::remove(place.c_str()); });
+  std::atexit([] {
+    for (const char* end : {"", ".sig", ".pub"}) std::remove((place + end).c_str());
+  });
   const auto file = torchferry::read_archive(seed_path, {});
   seed = std::make_unique<torchferry::Contract>(torchferry::contract_from_json(file.contract, seed_path));
   return 0;
@@ -70,7 +105,7 @@ extern "C" int LLVMFuzzerInitialize(int* count, char*** words) {
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   try {
-    read({reinterpret_cast<const char*>(data), size});
+    readers.at(target)({reinterpret_cast<const char*>(data), size});
   } catch (const torchferry::Error&) {
   } catch (const std::bad_alloc&) {
   }

@@ -31,6 +31,8 @@ with atheris.instrument_imports(include=["exporter", "runtime_checks"]):
         onnx_container,
         pt_archive,
         sealed_manifest,
+        target_machine,
+        text_cases,
     )
     from exporter.archive.cases import unpack_cases
     from exporter.archive.contract import contract_from_json
@@ -142,10 +144,17 @@ def measure_nesting(data: bytes) -> None:
     nesting.measure_depth(data)
 
 
+def read_texts(data: bytes) -> None:
+    text_cases.unpack_cases(data, SEED.contract, "fuzz")
+    text_cases.unpack_parameters(data, SEED.contract, "fuzz")
+
+
 READERS: dict[str, Callable[[bytes], object]] = {
     "archive": read_archive,
     "contract": lambda data: contract_from_json(data, "fuzz"),
     "cases": lambda data: unpack_cases(data, SEED.contract, "fuzz"),
+    "machine": lambda data: target_machine.machine_from_json(data, "fuzz"),
+    "texts": read_texts,
     "kernel": read_kernel,
     "onnx": read_onnx,
     "signature": read_signature,

@@ -19,12 +19,16 @@ from pathlib import Path
 
 import torch
 
+from exporter.archive import target_machine
+
 ROOT = Path(__file__).parents[3]
 NATIVE = ROOT / "runtime_checks" / "native"
 OUT = ROOT / "out" / "fuzz"
 SEED = ROOT / "artifacts" / "robertson.pt"
-PYTHON_TARGETS = ("archive", "contract", "cases", "kernel", "onnx", "signature", "program", "module", "code", "nesting")
-NATIVE_TARGETS = ("archive", "contract", "cases")
+CASES = ROOT / "artifacts" / "for_ever" / "0.1.0" / "robertson" / "cases.txt"
+# What both languages read.
+NATIVE_TARGETS = ("archive", "contract", "cases", "machine", "texts", "nesting", "signature")
+PYTHON_TARGETS = (*NATIVE_TARGETS, "kernel", "onnx", "program", "module", "code")
 LIMITS = ("-timeout=10", "-rss_limit_mb=1536", "-max_len=65536", "-print_final_stats=1", "-verbosity=1")
 # libtorch is not built with the sanitizer, which then mistakes its containers.
 SANITIZER = "detect_container_overflow=0:detect_leaks=0:allocator_may_return_null=1"
@@ -74,7 +78,8 @@ def write_seeds(target: str, folder: Path) -> None:
 
 
 def make_texts() -> dict[str, list[bytes]]:
-    """Return manifests, a signature and a program as torchferry writes them, in their smallest form."""
+    """Return manifests, a signature, a program, a machine and a kernel's cases as torchferry writes them, most in their
+    smallest form."""
     zeros = 64 * "0"
     kernel = {
         **{"format": "torchferry kernel 1", "name": "a", "files": {"a.c": zeros}, "batched": True, "left_out": []},
@@ -95,6 +100,8 @@ def make_texts() -> dict[str, list[bytes]]:
     program = {"graph": {"nodes": [node]}, "expr_str": "Symbol('s0', integer=True) + 1", "guards_code": [guard]}
     texts = {name: json.dumps(value) for name, value in (("kernel", kernel), ("onnx", onnx), ("program", program))}
     texts["signature"] = signature
+    texts["machine"] = target_machine.current_machine(torch.__version__, "cpu").to_json().decode()
+    texts["texts"] = CASES.read_text()
     return {target: [text.encode()] for target, text in texts.items()}
 
 
