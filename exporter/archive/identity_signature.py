@@ -151,7 +151,7 @@ def _make_verifier(trusted_root: str | Path | None) -> Verifier:
     except Exception as error:
         what, expected = "the file is no trusted root", "a trusted_root.json as Sigstore publishes it"
         where, got = str(trusted_root), summarize_error(error)
-        mend = "fetch it where there is a network: sigstore keeps it in its folder of data"
+        mend = "take the one that sigstore keeps below ~/.cache/sigstore-python where there is a network"
         raise UsageError(what, where=where, got=got, expected=expected, mend=mend) from None
 
 
