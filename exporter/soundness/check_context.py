@@ -184,20 +184,31 @@ def alias_inputs(inputs: Inputs) -> Inputs | None:
     return shared if len(first) < len(inputs) else None
 
 
-def locate_divergence(source: Source, first: Inputs, second: Inputs) -> tuple[str, str]:
-    """Return ``(file:line, what)`` where runs at these inputs diverge; empty where they do the same.
+@dataclass(frozen=True)
+class Divergence:
+    """The line ``where`` two runs diverge, and ``what`` differs; empty where they do the same. Where one of them was
+    not recorded, ``what`` is its error."""
+
+    where: str
+    what: str
+    is_recorded: bool = True
+
+
+def locate_divergence(source: Source, first: Inputs, second: Inputs) -> Divergence:
+    """Locate where runs at these inputs diverge.
 
     The line is the one after which a variable that is no tensor differs, else that of the first operation that differs.
     """
     first_run, second_run = record_run(source, first), record_run(source, second)
     if first_run.graph is None or second_run.graph is None:
-        return first_run.failed_at or second_run.failed_at, first_run.failure or second_run.failure
+        failed = first_run if first_run.graph is None else second_run
+        return Divergence(failed.failed_at, failed.failure, is_recorded=False)
     where, what = find_difference(canonicalize(first_run), canonicalize(second_run)) or ("", "")
     if not what:
-        return find_suspect_line(lambda: run_eager(source, first), _UNTRACED_CALLS), ""
+        return Divergence(find_suspect_line(lambda: run_eager(source, first), _UNTRACED_CALLS), "")
     place = locate_value_divergence(lambda: record_run(source, first), lambda: record_run(source, second)) or where
     # A line in a graph's text is not the user's.
-    return "" if place.startswith("<") else place, what
+    return Divergence("" if place.startswith("<") else place, what)
 
 
 def find_submodules_at_line(source: Source, where: str) -> Iterator[str]:

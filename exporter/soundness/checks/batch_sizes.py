@@ -246,7 +246,8 @@ def _make_finding(
             break
     what = f"the {size_type} size is read into Python, and a trace would keep the value that it saw"
     if not where:
-        where, cause = locate_divergence(source, context.draws[0][1], inputs)
+        divergence = locate_divergence(source, context.draws[0][1], inputs)
+        where, cause = divergence.where, divergence.what
         if source.uses_autograd:
             writer = "one of torch's own formulas or transforms writes it"
             what = f"the capture keeps the {size_type} size that it saw: {writer}"

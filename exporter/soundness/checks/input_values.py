@@ -30,10 +30,11 @@ def check(context: CaptureContext) -> list[Finding]:
             mismatch = find_disagreement(context, inputs)
             if not mismatch:
                 continue
-            where, cause = locate_divergence(source, context.draws[0][1], inputs)
+            divergence = locate_divergence(source, context.draws[0][1], inputs)
             # The first line at which torch itself warned is a hint where nothing else tells more.
-            where = where or next((line for line, _ in context.trace_warnings if line), find_forward_line(source))
-            evidence = "; ".join(filter(None, (f"inputs: {label}: {mismatch}", cause)))
+            warned = next((line for line, _ in context.trace_warnings if line), "")
+            where = divergence.where or warned or find_forward_line(source)
+            evidence = "; ".join(filter(None, (f"inputs: {label}: {mismatch}", divergence.what)))
             return [make_refusal(CHECK, "the capture computes something else than the model", where, evidence, _MEND)]
         # A graph of operators relies on the strides that it saw: the file copies inputs first.
         copies_inputs = context.warm.contiguous or source.uses_autograd
@@ -44,9 +45,12 @@ def _find_other_operations(context: CaptureContext) -> list[Finding]:
     """Report runs at other values that record other operations or literals, although every number agrees."""
     if context.source.uses_autograd:
         return []
-    where, cause = locate_divergence(context.source, context.draws[0][1], context.draws[1][1])
-    what, reason = f"two runs record different operations: {cause}", "the capture agrees with eager mode at every draw"
-    return [Finding(CHECK, what, where, reason=reason)] if cause else []
+    divergence = locate_divergence(context.source, context.draws[0][1], context.draws[1][1])
+    if not divergence.is_recorded:
+        what = "two runs could not be compared operation by operation"
+        return [Finding(CHECK, what, divergence.where, reason=divergence.what, severity="not run")]
+    what, reason = "two runs record different operations", "the capture agrees with eager mode at every draw"
+    return [Finding(CHECK, f"{what}: {divergence.what}", divergence.where, reason=reason)] if divergence.what else []
 
 
 def _check_layouts(context: CaptureContext) -> list[Finding]:
