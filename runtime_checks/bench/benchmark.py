@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import os
 import platform
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from exporter.archive.contract import Contract
 from exporter.common.errors import RunError, UsageError, summarize_error
-from exporter.common.forking import tell_parent
 from runtime_checks import containers
 from runtime_checks.bench.candidates import (
     Call,
     Candidate,
     Rows,
-    Tensors,
     check_numbers,
     check_same_contract,
     collect_rows,
@@ -32,7 +28,6 @@ from runtime_checks.bench.candidates import (
 from runtime_checks.bench.cold_start import ColdJob, ColdStart, measure_cold_start
 from runtime_checks.bench.steady_state import Timing, count_kernel_launches, measure_bandwidth, measure_throughput
 from runtime_checks.native_code import GRAPHS, check_code_trust, check_trust_mode
-from runtime_checks.runners.confined_calls import Confinement, call_confined
 
 BATCHES = (1, 10, 100, 1_000, 10_000, 100_000, 1_000_000)
 # The part of the machine's free memory that a batch may take.
@@ -78,8 +73,8 @@ class BenchmarkResult:
 @dataclass(frozen=True)
 class BenchmarkOptions:
     """What is timed: a ``method`` on a ``device`` with so many ``threads``, at ``batches``. A fresh process of a
-    candidate has ``time_limit`` seconds. ``trust`` is ``native`` where somebody else's native code may run. With a
-    ``confinement`` files are loaded and run in confined processes only, else also in this one."""
+    candidate has ``time_limit`` seconds. ``trust`` is ``native`` where somebody else's native code may run. A process
+    has no more than ``memory_limit`` GiB, and None for all that are free."""
 
     method: str = "forward"
     batches: Sequence[int] = BATCHES
@@ -87,7 +82,7 @@ class BenchmarkOptions:
     device: str = "cpu"
     time_limit: float = 300.0
     trust: str = GRAPHS
-    confinement: Confinement | None = None
+    memory_limit: float | None = None
 
     def __post_init__(self) -> None:
         check_trust_mode(self.trust)
@@ -95,26 +90,6 @@ class BenchmarkOptions:
             got = f"batches {', '.join(map(str, self.batches))}; {self.threads} threads"
             what, expected = "there is nothing to time", "numbers from 1 on"
             raise UsageError(what, where="--batch, --threads", got=got, expected=expected)
-
-
-@dataclass(frozen=True)
-class _Race:
-    """Candidates of one contract, ``files`` and ``others``, on rows of cases."""
-
-    contract: Contract
-    rows: Rows
-    files: tuple[Candidate, ...]
-    others: tuple[Candidate, ...]
-    batches: tuple[int, ...]
-    options: BenchmarkOptions
-
-
-@dataclass(frozen=True)
-class _SteadyState:
-    bandwidth: float
-    timings: tuple[Timing, ...]
-    kernels: dict[str, int]
-    notes: tuple[str, ...]
 
 
 def run_benchmark(
@@ -130,33 +105,7 @@ def run_benchmark(
     was not made here; ``MismatchError`` where a candidate does not compute the numbers that the cases have;
     ``RunError`` where it does not run.
     """
-    race = _prepare(paths, options, others)
-    colds = _measure_cold_starts(race, progress)
-    # These are the caller's own code: they are not opened in a confined process, which could write nothing.
-    with use_threads(options.threads if options.confinement is None else 1):
-        opened = {candidate.label: candidate.open(options.threads) for candidate in race.others}
-    if options.confinement is None:
-        steady = _time_batches(race, opened, colds, progress)
-    else:
-        work = functools.partial(_time_batches, race, opened, colds, tell_parent)
-        steady = call_confined(work, options.confinement, lambda text: progress(str(text)))
-    return BenchmarkResult(
-        model=race.contract.name,
-        method=options.method,
-        device=options.device,
-        threads=options.threads,
-        machine=describe_machine(),
-        bandwidth=steady.bandwidth,
-        bounds={b: 1e9 * race.rows.count_bytes(b) / steady.bandwidth for b in race.batches},
-        timings=steady.timings,
-        colds=tuple(colds),
-        kernels=steady.kernels,
-        notes=steady.notes,
-    )
-
-
-def _prepare(paths: Sequence[Path], options: BenchmarkOptions, others: Sequence[Candidate]) -> _Race:
-    """Read the files, of which nothing runs yet."""
+    method, device, threads = options.method, options.device, options.threads
     if not paths:
         raise UsageError("there is nothing to time", where="FILE", expected="archives, .pt2 or ONNX containers")
     labels = make_labels(paths)
@@ -164,49 +113,58 @@ def _prepare(paths: Sequence[Path], options: BenchmarkOptions, others: Sequence[
     for path, container in opened.items():
         check_code_trust(container, path, options.trust)
     contract = opened[paths[0]].contract
-    check_same_contract({path: container.contract for path, container in opened.items()}, options.method)
-    rows = collect_rows(opened[paths[0]].cases(), contract, options.method)
+    check_same_contract({path: container.contract for path, container in opened.items()}, method)
+    rows = collect_rows(opened[paths[0]].cases(), contract, method)
     batches = sorted(set(options.batches)) if rows.batched else [1]
-    files = tuple(
-        make_file_candidate(path, label, options.device, options.trust)
-        for path, label in zip(paths, labels, strict=True)
-    )
-    return _Race(contract, rows, files, tuple(others), tuple(batches), options)
-
-
-def _measure_cold_starts(race: _Race, progress: Callable[[str], object]) -> list[ColdStart]:
-    options, colds = race.options, list[ColdStart]()
-    batches = [b for b in race.batches if race.rows.count_bytes(b) < 2**28][:6] or list(race.batches[:1])
-    for candidate in (*race.files, *race.others) if options.device == "cpu" else ():
-        progress(f"{candidate.label}: a fresh process")
-        job = ColdJob(candidate, options.method, race.rows, tuple(batches), options.threads)
-        confinement = options.confinement if candidate in race.files else None
-        colds.append(measure_cold_start(job, options.time_limit, confinement))
-    return colds
-
-
-def _time_batches(
-    race: _Race, opened: Mapping[str, Call], colds: Sequence[ColdStart], progress: Callable[[str], object]
-) -> _SteadyState:
-    """Time all candidates at each batch, in this process."""
-    options, device = race.options, race.options.device
-    notes, timings, launched = list[str](), list[Timing](), dict[str, int]()
-    with use_threads(options.threads):
-        calls = {candidate.label: candidate.open(options.threads) for candidate in race.files} | dict(opened)
+    files = zip(paths, labels, strict=True)
+    candidates = [*(make_file_candidate(path, label, device, options.trust) for path, label in files), *others]
+    notes: list[str] = []
+    with use_threads(threads):
+        colds = _measure_cold_starts(candidates, rows, batches, options, progress) if device == "cpu" else []
+        calls = {candidate.label: candidate.open(threads) for candidate in candidates}
+        timings: list[Timing] = []
+        launched: dict[str, int] = {}
         speed = measure_bandwidth(device)
-        for batch in race.batches:
-            needed = _estimate_memory(colds, race.rows.count_bytes(batch), batch)
-            if needed > SHARE * _read_free_memory(options.confinement):
+        for batch in batches:
+            needed = _estimate_memory(colds, rows.count_bytes(batch), batch)
+            if needed > SHARE * _read_free_memory(options.memory_limit):
                 notes.append(f"batch {batch:,}: left out, as it takes about {needed / 2**30:.1f} GiB")
                 continue
             progress(f"batch {batch:,}")
-            inputs, expected = race.rows.take(batch)
+            inputs, expected = rows.take(batch)
             inputs = tuple(t.to(device) for t in inputs)
-            ready = _select_ready(calls, race, inputs, expected, batch, notes)
+            ready = _select_ready(calls, contract, method, inputs, expected, batch, notes)
             if device != "cpu":
-                launched = {label: count_kernel_launches(call, options.method, inputs) for label, call in ready.items()}
-            timings += measure_throughput(ready, options.method, inputs, batch, device=device)
-    return _SteadyState(speed, tuple(timings), launched, tuple(notes))
+                launched = {label: count_kernel_launches(call, method, inputs) for label, call in ready.items()}
+            timings += measure_throughput(ready, method, inputs, batch, device=device)
+    return BenchmarkResult(
+        model=contract.name,
+        method=method,
+        device=device,
+        threads=threads,
+        machine=describe_machine(),
+        bandwidth=speed,
+        bounds={b: 1e9 * rows.count_bytes(b) / speed for b in batches},
+        timings=tuple(timings),
+        colds=tuple(colds),
+        kernels=launched,
+        notes=tuple(notes),
+    )
+
+
+def _measure_cold_starts(
+    candidates: Sequence[Candidate],
+    rows: Rows,
+    batches: Sequence[int],
+    options: BenchmarkOptions,
+    progress: Callable[[str], object],
+) -> list[ColdStart]:
+    colds, first_batches = list[ColdStart](), [b for b in batches if rows.count_bytes(b) < 2**28][:6] or batches[:1]
+    for candidate in candidates:
+        progress(f"{candidate.label}: a fresh process")
+        job = ColdJob(candidate, options.method, rows, tuple(first_batches), options.threads)
+        colds.append(measure_cold_start(job, options.time_limit))
+    return colds
 
 
 @contextlib.contextmanager
@@ -222,10 +180,10 @@ def use_threads(count: int) -> Iterator[None]:
 
 
 def _select_ready(
-    calls: Mapping[str, Call], race: _Race, inputs: Tensors, expected: Tensors, batch: int, notes: list[str]
+    calls: dict[str, Call], contract: Any, method: str, inputs: Any, expected: Any, batch: int, notes: list[str]
 ) -> dict[str, Call]:
     """Select the candidates that run this batch; check that they give its numbers."""
-    ready, method = {}, race.options.method
+    ready = {}
     for label, call in calls.items():
         try:
             got = call(method, inputs)
@@ -236,7 +194,7 @@ def _select_ready(
                 raise RunError(f"{label} does not run", where=where, got=summarize_error(error), mend=mend) from error
             notes.append(f"batch {batch:,}: {label} has too little memory ({text[0] if text else 'out of memory'})")
             continue
-        check_numbers(label, race.contract, method, got, expected)
+        check_numbers(label, contract, method, got, expected)
         ready[label] = call
     return ready
 
@@ -247,12 +205,12 @@ def _estimate_memory(colds: Sequence[ColdStart], size: int, batch: int) -> float
     return size + max([4.0 * size, *(slope * batch for slope in slopes)])
 
 
-def _read_free_memory(confinement: Confinement | None) -> float:
-    """Return the bytes that this process may take: the machine's free ones, within its limit."""
+def _read_free_memory(limit: float | None) -> float:
+    """Return the bytes that this process may take: the machine's free ones, and no more than a limit in GiB."""
     place = Path("/proc/meminfo")
     lines = place.read_text().splitlines() if place.exists() else []
     free = next((1024.0 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable")), 2.0**62)
-    return free if confinement is None else min(free, confinement.memory_limit * 2**30)
+    return free if limit is None else min(free, limit * 2**30)
 
 
 def describe_machine() -> dict[str, Any]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import multiprocessing
 import os
 import pickle
 import signal
-import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -16,16 +16,14 @@ from pathlib import Path
 import torch
 
 from exporter.common.errors import summarize_error
-from exporter.common.plain_text import escape_unsafe
-from exporter.common.temporary_folders import temporary_folder
+from exporter.common.forking import end_with_parent
 from runtime_checks.bench.candidates import Candidate, Rows
-from runtime_checks.runners.confined_calls import Confinement, make_preparation
 
 CALLS = 5
-_PEAK = Path("/proc/self/status")
+_STATUS = Path("/proc/self/status")
 _RESET = Path("/proc/self/clear_refs")
-# Of an answer, which the file that was run may have written.
-_MOST_BYTES = 2**16
+# What a pipe can wait for at once.
+_LONGEST = 2e6
 
 
 @dataclass(frozen=True)
@@ -42,7 +40,7 @@ class ColdStart:
 
 @dataclass(frozen=True)
 class ColdJob:
-    """What a fresh process does. ``batches`` are for the memory, the first also for the first calls."""
+    """What a fresh process does. ``batches`` ascend; they are for the memory, the first also for the first calls."""
 
     candidate: Candidate
     method: str
@@ -51,89 +49,46 @@ class ColdJob:
     threads: int
 
 
-def measure_cold_start(job: ColdJob, seconds: float, confinement: Confinement | None = None) -> ColdStart:
-    """Measure a cold start, confined if so asked. Report an early end, and an end that does not come in time."""
+def measure_cold_start(job: ColdJob, seconds: float) -> ColdStart:
+    """Measure a cold start. Report an early end, and an end that does not come in time."""
     label, first = job.candidate.label, job.batches[0]
+    try:
+        content = pickle.dumps(job)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        reason = f"it cannot be opened in another process: {summarize_error(error)}"
+        return ColdStart(label, first, error=reason)
     context = multiprocessing.get_context("spawn")
-    with temporary_folder() as folder:
-        prepare = make_preparation(confinement, folder, _tell) if confinement is not None else None
-        try:
-            content = pickle.dumps((job, prepare))
-        except (pickle.PicklingError, AttributeError, TypeError) as error:
-            reason = f"it cannot be opened in another process: {summarize_error(error)}"
-            return ColdStart(label, first, error=reason)
-        receiver, sender = context.Pipe(duplex=False)
-        process = context.Process(target=_answer, args=(content, sender))
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_answer, args=(content, sender))
+    with receiver, sender:
         process.start()
         sender.close()
         try:
-            with receiver:
-                if not receiver.poll(seconds):
-                    return ColdStart(label, first, error=f"more than {seconds:g} s")
-                return _read_answer(label, first, receiver.recv_bytes(_MOST_BYTES))
+            if not receiver.poll(min(seconds, _LONGEST)):
+                return ColdStart(label, first, error=f"more than {seconds:g} s")
+            return receiver.recv()
         except (EOFError, OSError):
             return ColdStart(label, first, error="its process ended early")
-        except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
-            return ColdStart(label, first, error="its process answered what is no measurement")
         finally:
             process.kill()
             process.join()
 
 
-def _read_answer(label: str, batch: int, answer: bytes) -> ColdStart:
-    """Read what a process answered, of which only numbers and one text are taken."""
-    values = json.loads(answer)
-    if "error" in values:
-        return ColdStart(label, batch, error=escape_unsafe(str(values["error"])))
-    peaks = {int(size): float(peak) for size, peak in values["peaks"]}
-    return ColdStart(label, batch, float(values["load"]), tuple(map(float, values["calls"])), peaks)
-
-
-def _tell(text: str) -> None:
-    sys.stderr.write(escape_unsafe(text) + "\n")
-
-
 def _answer(content: bytes, sender: Connection) -> None:
-    """Do a job in a process of its own, and send what it measured."""
+    """Do a job in a process of its own, and send what it measured. What it prints is no result of a command."""
+    end_with_parent()
     # An interrupt of a terminal is the parent's, which then ends this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    job, prepare = pickle.loads(content)
-    # A confined process could not open it any more.
-    with _PeakMemory() as memory:
-        if prepare is not None:
-            prepare()
-        try:
-            answer = _measure(job, memory)
-        except Exception as error:
-            answer = {"error": summarize_error(error)}
-    sender.send_bytes(json.dumps(answer).encode())
+    os.dup2(2, 1)
+    job: ColdJob = pickle.loads(content)
+    try:
+        answer = _measure(job)
+    except Exception as error:
+        answer = ColdStart(job.candidate.label, job.batches[0], error=summarize_error(error))
+    sender.send(answer)
 
 
-class _PeakMemory:
-    """The peak memory of this process, in MiB, where the system tells it."""
-
-    def __enter__(self) -> _PeakMemory:
-        self._reset = os.open(_RESET, os.O_WRONLY) if os.access(_RESET, os.W_OK) else None
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._reset is not None:
-            os.close(self._reset)
-
-    def restart(self) -> float:
-        """Forget earlier peaks, and return the memory of now."""
-        if self._reset is not None:
-            os.pwrite(self._reset, b"5", 0)
-        return self.read()
-
-    def read(self) -> float:
-        """Return the peak since the last restart."""
-        lines = _PEAK.read_text().splitlines() if _PEAK.exists() else []
-        line = next((line for line in lines if line.startswith("VmHWM")), "")
-        return int(line.split()[1]) / 1024 if line else 0.0
-
-
-def _measure(job: ColdJob, memory: _PeakMemory) -> dict[str, object]:
+def _measure(job: ColdJob) -> ColdStart:
     torch.set_num_threads(job.threads)
     inputs, _ = job.rows.take(job.batches[0])
     start = time.perf_counter()
@@ -145,13 +100,30 @@ def _measure(job: ColdJob, memory: _PeakMemory) -> dict[str, object]:
             start = time.perf_counter()
             call(job.method, inputs)
             durations.append(1e3 * (time.perf_counter() - start))
-        peaks = []
+        peaks = {}
         for batch in job.batches:
             batch_inputs, _ = job.rows.take(batch)
-            before = memory.restart()
             try:
-                call(job.method, batch_inputs)
+                peaks[batch] = _measure_peak(lambda batch_inputs=batch_inputs: call(job.method, batch_inputs))
             except (RuntimeError, MemoryError):
                 break
-            peaks.append((batch, max(0.0, memory.read() - before)))
-    return {"load": 1e3 * load, "calls": durations, "peaks": peaks}
+    return ColdStart(job.candidate.label, job.batches[0], 1e3 * load, tuple(durations), peaks)
+
+
+def _measure_peak(call: Callable[[], object]) -> float:
+    """Return the MiB that a call takes at most, beyond those that the process has.
+
+    A confined process cannot forget earlier peaks. One that a call does not reach says no more than what it keeps."""
+    with contextlib.suppress(OSError):
+        _RESET.write_text("5")
+    before, earlier_peak = _read_memory("VmRSS"), _read_memory("VmHWM")
+    call()
+    peak = _read_memory("VmHWM")
+    return max(0.0, (peak if peak > earlier_peak else _read_memory("VmRSS")) - before)
+
+
+def _read_memory(name: str) -> float:
+    """Return a size of this process in MiB, and 0 where the system does not tell it."""
+    lines = _STATUS.read_text().splitlines() if _STATUS.exists() else []
+    line = next((line for line in lines if line.startswith(name)), "")
+    return int(line.split()[1]) / 1024 if line else 0.0

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import functools
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from torchferry.cli.options import AllowNativeOption, JsonOption, choose_trust
+from torchferry.cli.options import AllowNativeOption, JsonOption, MemoryLimitOption, choose_trust
 from torchferry.cli.output import err, out, print_json
+
+if TYPE_CHECKING:
+    from runtime_checks.bench.benchmark import BenchmarkOptions
 
 
 def command(
@@ -24,9 +28,10 @@ def command(
     device: Annotated[str, Option(help="cpu or cuda.")] = "cpu",
     plot: Annotated[Path | None, Option(help="Draw throughput against the batch: .svg or .html.")] = None,
     time_limit: Annotated[
-        float, Option(help="Seconds for the fresh process of each candidate, and on average for it at each batch.")
+        float,
+        Option(help="Seconds for the fresh process of each candidate; of computing, for its calls at each batch."),
     ] = 300.0,
-    memory_limit: Annotated[float, Option(help="GiB for each process that runs the files.")] = 16.0,
+    memory_limit: MemoryLimitOption = 16.0,
     allow_native: AllowNativeOption = False,
     json: JsonOption = False,
 ) -> None:
@@ -43,47 +48,69 @@ def command(
       torchferry bench eq.pt eq.onnx eq.pt2 --against model.i:eq --plot eq.svg
 
       torchferry bench eq.pt --method jacobian --batch 1,1000 --json"""
-    import torch
-
     from exporter.common.errors import UsageError
-    from runtime_checks import containers
     from runtime_checks.bench import report
-    from runtime_checks.bench.benchmark import BenchmarkOptions, run_benchmark
-    from runtime_checks.bench.candidates import Candidate
-    from runtime_checks.options import VerifyOptions
-    from runtime_checks.runners import selection
+    from runtime_checks.bench.benchmark import BenchmarkOptions
     from runtime_checks.runners.confined_calls import Confinement
     from runtime_checks.runners.subprocesses import MOST_SECONDS
-    from torchferry.eager_reference import make_eager_call
+    from torchferry.cli.confined_process import import_early, run_confined
 
     files = paths or []
+    if not files:
+        raise UsageError("there is nothing to time", where="FILE", expected="archives, .pt2 or ONNX containers")
     if plot is not None:
         report.check_picture_path(plot)
-    if device != "cpu":
-        selection.select_runners(VerifyOptions(devices=device))
+        import_early("matplotlib.figure")
     try:
         batches = [int(n.replace("_", "")) for n in batch.split(",") if n.strip()]
     except ValueError:
         raise UsageError("a batch size is not a number", where="--batch", got=batch, expected="1,1000,100000") from None
+    on_cpu = device == "cpu"
+    # A GPU's driver maps more than it takes: no limit is in force there.
+    limit = memory_limit if on_cpu else None
+    options = BenchmarkOptions(method, batches, threads, device, time_limit, choose_trust(allow_native), limit)
+    # Each thread counts, each candidate, and each fresh process, which measures the memory of batches.
+    seconds = min(2 * time_limit * threads * max(1, len(batches)) * (len(files) + 1), MOST_SECONDS)
+    work = functools.partial(_time, files, options, against, inputs, plot, json)
+    # Fresh processes are Python's; a model may compile what it runs.
+    programs = None if against is not None else (sys.executable,)
+    confinement = Confinement(files[0], (plot,), seconds, memory_limit, programs, has_devices=not on_cpu)
+    run_confined(work, confinement, as_json=json)
+
+
+def _time(
+    files: list[Path],
+    options: BenchmarkOptions,
+    against: str | None,
+    inputs: Path | None,
+    plot: Path | None,
+    as_json: bool,
+) -> None:
+    """Time files and the model ``against`` them, and print what that gave."""
+    import torch
+
+    from runtime_checks import containers
+    from runtime_checks.bench import report
+    from runtime_checks.bench.benchmark import run_benchmark
+    from runtime_checks.bench.candidates import Candidate
+    from runtime_checks.options import VerifyOptions
+    from runtime_checks.runners import selection
+    from torchferry.eager_reference import make_eager_call
+
+    if options.device != "cpu":
+        selection.select_runners(VerifyOptions(devices=options.device))
     candidates = []
-    if against is not None and files:
+    if against is not None:
         source, _, model = against.rpartition(":") if ".i:" in against else (against, "", "")
-        spec = containers.open_container(files[0]).contract.methods.get(method)
+        spec = containers.open_container(files[0]).contract.methods.get(options.method)
         outputs = spec.outputs if spec else ()
         candidates.append(Candidate("eager", functools.partial(make_eager_call, source, model, inputs, outputs)))
     torch.manual_seed(0)
-    # Of processors: each thread counts.
-    seconds = min(time_limit * threads * max(1, len(batches)) * (len(files) + len(candidates)), MOST_SECONDS)
-    confinement = Confinement(files[0], (), seconds, memory_limit, has_devices=device != "cpu") if files else None
-    result = run_benchmark(
-        files,
-        BenchmarkOptions(method, batches, threads, device, time_limit, choose_trust(allow_native), confinement),
-        others=candidates,
-        progress=(lambda text: None) if json else (lambda text: err.print(text, soft_wrap=True)),
-    )
+    progress = (lambda text: None) if as_json else (lambda text: err.print(text, soft_wrap=True))
+    result = run_benchmark(files, options, others=candidates, progress=progress)
     if plot is not None:
         report.plot(result, plot)
-    if json:
+    if as_json:
         print_json(result.as_dict())
         return
     out.print(report.render(result))
