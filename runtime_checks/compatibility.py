@@ -121,6 +121,8 @@ print(load_side(Path(sys.argv[1])).graph)
 def _compare_graph_hash(path: Path, python: Path) -> str:
     expected_hash = pt_archive.read(path).contract.graph
     env = build_environment() | {"PYTHONPATH": str(_ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+    # NumPy's threads would begin before the process is confined.
+    env["OPENBLAS_NUM_THREADS"] = "1"
     with temporary_folder() as folder:
         command = [str(python), "-s", "-c", _HASH, os.fspath(path.resolve()), str(folder), str(MEMORY), str(TIME_LIMIT)]
         try:

@@ -11,7 +11,7 @@ import dataclasses
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from exporter.archive.file_signature import find_signed_file
 from exporter.common.errors import MissingRuntimeError, SignatureError, UsageError, summarize_error
@@ -38,7 +38,7 @@ class Identity:
         ```
 
     Raises:
-        UsageError: The name or the issuer is empty.
+        UsageError: The name or the issuer is no text, or blank.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Identity:
     trusted_root: str | Path | None = None
 
     def __post_init__(self) -> None:
-        if not self.name or not self.issuer:
+        if not all(isinstance(text, str) and text.strip() for text in (self.name, self.issuer)):
             what, expected = "an identity is a name of an issuer", "both: who has signed, and who says so"
             got, mend = f"name {self.name!r}, issuer {self.issuer!r}", "name both: --identity NAME --issuer ADDRESS"
             raise UsageError(what, got=got, expected=expected, mend=mend)
@@ -63,7 +63,7 @@ Signer: TypeAlias = Path | Identity
 
 def make_signer(value: str | Path | Identity | None) -> Signer | None:
     """Make the signer that a public key's path, or an identity, stands for."""
-    return Path(value) if isinstance(value, (str, Path)) else value
+    return value if value is None or isinstance(value, Identity) else Path(value)
 
 
 @dataclass(frozen=True)
@@ -88,11 +88,13 @@ def check_identity(path: Path, identity: Identity, content: os.PathLike[str] | N
         UsageError: The file of the trusted root is none.
         MissingRuntimeError: The package sigstore is not installed, or the keys of its services cannot be fetched.
     """
-    _require_sigstore()
-    from sigstore.hashes import Hashed
-    from sigstore.verify import policy
-    from sigstore_models.common.v1 import HashAlgorithm
-
+    try:
+        from sigstore.hashes import Hashed
+        from sigstore.verify import policy
+        from sigstore_models.common.v1 import HashAlgorithm
+    except ImportError as error:
+        what, mend = "sigstore is not installed, or older than 4", 'pip install "torchferry[keyless]"'
+        raise MissingRuntimeError(what, got=str(error), mend=mend) from None
     place = find_signed_file(path)
     where = place.with_name(place.name + SUFFIX)
     bundle = _read_bundle(where, path)
@@ -153,12 +155,3 @@ def _make_verifier(trusted_root: str | Path | None) -> Verifier:
         where, got = str(trusted_root), summarize_error(error)
         mend = "take the one that sigstore keeps below ~/.cache/sigstore-python where there is a network"
         raise UsageError(what, where=where, got=got, expected=expected, mend=mend) from None
-
-
-def _require_sigstore() -> Any:
-    try:
-        import sigstore.verify
-    except ImportError as error:
-        mend = 'pip install "torchferry[keyless]"'
-        raise MissingRuntimeError("sigstore is not installed", got=str(error), mend=mend) from None
-    return sigstore

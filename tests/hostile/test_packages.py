@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 import torch
 from forging import CHANGES, list_places
-from project import ARTIFACTS, mark_rest_thorough
+from project import ARTIFACTS, ROOT, mark_rest_thorough
 from tampering import records, rewrite
 from two_readers import TF_ERROR_ARCHIVE, TF_OK, read_natively
 
 import torchferry
-from exporter.archive import pt_archive
+from exporter.archive import pt_archive, target_machine
 from exporter.common.errors import TorchferryError
 from exporter.common.forking import ForkFailedError, run_in_fork
 from exporter.common.script_loading import OPERATORS
@@ -106,6 +106,7 @@ MACHINE_TEXTS = {
     "a long text": lambda text: text.replace(b'"Linux"', b'"' + b"n" * 100_001 + b'"'),
     "an escape": lambda text: text.replace(b'"Linux"', b'"\\u001b[2J"'),
     "nothing": lambda text: b"",
+    "a zero byte": lambda text: text + b"\0",
 }
 
 
@@ -118,6 +119,26 @@ def test_texts_of_a_machine_that_are_none(change, compiled_robertson, tmp_path):
     ((status, message),) = read_natively([path], trusts_native=True)
     assert (status, "the record of the machine is" in message) == (TF_ERROR_ARCHIVE, True), message
     assert "the record of the machine is" in find_refusal(path)
+
+
+@pytest.mark.parametrize("name", ["fpu", "lm", "constant_tsc", "no_such_set"])
+def test_what_is_no_instruction_set_of_compilers(name, compiled_robertson, tmp_path):
+    """Other flags of a processor are none: neither reader looks for them."""
+    path, record = Path(shutil.copy(compiled_robertson, tmp_path)), "extra/torchferry/machine.json"
+    whole = json.loads(records(path)[1][record])
+    text = json.dumps({**whole, "instructions": [*whole["instructions"], name]}).encode()
+    rewrite(path, lambda r: r.update({record: text}), manifest=True)
+    ((status, message),) = read_natively([path], trusts_native=True)
+    assert (status, f"a processor without {name}" in message) == (TF_ERROR_ARCHIVE, True), message
+    assert f"a processor without {name}" in find_refusal(path)
+
+
+def test_instruction_sets_are_those_of_both_readers():
+    source = (ROOT / "runtime_checks" / "native" / "src" / "machine.cpp").read_text()
+    listed = re.search(r"kBeginnings\[\] = \{(.*?)\}", source, re.DOTALL)
+    assert listed is not None
+    pattern = target_machine._INSTRUCTION_SETS.pattern
+    assert re.findall(r'"(\w+)"', listed[1]) == pattern[1 : pattern.index(")")].split("|")
 
 
 def pack(forged: Any) -> io.BytesIO:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -137,6 +138,8 @@ def command(
     if is_of_this_process(scheduler):
         run_confined(functools.partial(_evaluate, request, scheduler), confinement, as_json=json)
         return
+    # NumPy's threads would begin in a worker before it is confined.
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"
     with temporary_folder() as folder:
         _evaluate(request, scheduler, make_preparation(confinement, folder, report_missing))
 

@@ -47,9 +47,9 @@ def command(
     ] = False,
     key: Annotated[Path | None, Option(help="The public key that has to have signed it.")] = None,
     identity: Annotated[
-        str, Option(help="Who has to have signed it by Sigstore: an e-mail address, the address of a workflow.")
-    ] = "",
-    issuer: Annotated[str, Option(help="Who vouches for the identity: the address of a provider.")] = "",
+        str | None, Option(help="Who has to have signed it by Sigstore: an e-mail address, the address of a workflow.")
+    ] = None,
+    issuer: Annotated[str | None, Option(help="Who vouches for the identity: the address of a provider.")] = None,
     trusted_root: Annotated[
         Path | None, Option(help="The keys of Sigstore's services: a file. Default: fetched over the network.")
     ] = None,
@@ -104,10 +104,13 @@ def command(
         report.raise_if_failed()
 
 
-def _choose_signer(key: Path | None, identity: str, issuer: str, trusted_root: Path | None) -> Signer | None:
-    if not (identity or issuer or trusted_root):
+def _choose_signer(
+    key: Path | None, identity: str | None, issuer: str | None, trusted_root: Path | None
+) -> Signer | None:
+    # What is empty is not left out.
+    if identity is None and issuer is None and trusted_root is None:
         return key
     if key is not None:
         got, expected = f"--key {key}, --identity {identity}", "one of them"
         raise UsageError("a file is signed by a key or by an identity", got=got, expected=expected)
-    return Identity(identity, issuer, trusted_root)
+    return Identity(identity or "", issuer or "", trusted_root)

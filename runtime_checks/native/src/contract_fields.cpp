@@ -159,7 +159,7 @@ class Checker {
 
   [[noreturn]] void refuse(const std::string& path, const std::string& got, const std::string& expected) const {
     fail(TF_ERROR_ARCHIVE, {kind_.broken, where_ + ", field " + (path.empty() ? "the whole" : path), got,
-                            expected, "export the model again"});
+                            expected, kind_.mend});
   }
 
   RecordKind kind_;
@@ -178,7 +178,9 @@ json parse_strictly(const std::string& text, const RecordKind& kind, const std::
     return true;
   };
   auto raw = json::parse(text, watch, false);
-  if (raw.is_discarded() || twice || text.rfind("\xef\xbb\xbf", 0) == 0)
+  // Its parser takes a zero byte as the end.
+  const bool is_cut = text.find('\0') != std::string::npos;
+  if (raw.is_discarded() || twice || is_cut || text.rfind("\xef\xbb\xbf", 0) == 0)
     fail(TF_ERROR_ARCHIVE, {kind.what + std::string(" is not JSON"), where, twice ? "a key stands in an object twice" : ""});
   return raw;
 }

@@ -11,9 +11,11 @@ struct RecordKind {
   const char* type;
   const char* what;
   const char* broken;
+  const char* mend;
 };
-constexpr RecordKind kContractKind{"Contract", "the contract", "the contract is broken"};
-constexpr RecordKind kMachineKind{"TargetMachine", "the record of the machine", "the record of the machine is damaged"};
+constexpr RecordKind kContractKind{"Contract", "the contract", "the contract is broken", "export the model again"};
+constexpr RecordKind kMachineKind{"TargetMachine", "the record of the machine", "the record of the machine is damaged",
+                                  "convert the .pt again"};
 
 /// The JSON of a record, which every reader reads in the same way: UTF-8 without a mark, each key once. Throws `Error`.
 nlohmann::ordered_json parse_strictly(const std::string& text, const RecordKind& kind, const std::string& where);

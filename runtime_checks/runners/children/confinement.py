@@ -43,12 +43,22 @@ def confine(folder, devices=False, programs=(), outputs=()):
 
     It writes into ``folder``, which is its folder of temporary files, and the folders ``outputs``; with ``devices`` to
     what a GPU's driver needs, in this process alone. It starts no other program than ``programs``, or any if that is
-    None. It has no network. It makes few processes where the system counts them by user namespace."""
+    None. It has no network. It makes few processes where the system counts them by user namespace.
+
+    All of that holds for the thread that asks for it, and what it starts."""
     os.environ["TMPDIR"] = folder
     report = {"in force": [], "missing": []}
+    if others := _count_threads() - 1:
+        report["missing"].append(f"{others} threads that had begun before are as they were")
     _leave_network(report)
     _restrict_files(report, (folder, *outputs), devices, programs)
     return report
+
+
+def _count_threads():
+    with contextlib.suppress(OSError):
+        return len(os.listdir("/proc/self/task"))
+    return 1
 
 
 def _restrict_files(report, folders, devices, programs):

@@ -112,8 +112,8 @@ def test_fields_of_a_bundle(path, bundle, jane):
             except SignatureError:
                 refused += 1
             else:
-                taken.add(place[-1])
-    assert taken <= {"messageDigest"}
+                taken.add(place)
+    assert taken <= {("messageSignature", "messageDigest")}
     assert refused > 500
 
 
@@ -137,8 +137,9 @@ def test_keys_of_services_that_cannot_be_fetched(path, bundle, monkeypatch):
         check_identity(path, Identity(NAME, ISSUER))
 
 
-def test_sigstore_is_not_installed(path, bundle, jane, monkeypatch):
-    monkeypatch.setitem(sys.modules, "sigstore.verify", None)
+@pytest.mark.parametrize("module", ["sigstore.verify", "sigstore.hashes", "sigstore_models.common.v1"])
+def test_sigstore_is_not_installed(module, path, bundle, jane, monkeypatch):
+    monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(MissingRuntimeError, match=r"torchferry\[keyless\]"):
         check_identity(path, jane)
 
@@ -171,6 +172,8 @@ def test_the_command(path, bundle, jane, capsys):
         (["--identity", NAME], "an identity is a name of an issuer"),
         (["--issuer", ISSUER], "an identity is a name of an issuer"),
         (["--trusted-root", "root.json"], "an identity is a name of an issuer"),
+        (["--identity", "", "--issuer", ""], "an identity is a name of an issuer"),
+        (["--identity", NAME, "--issuer", " "], "an identity is a name of an issuer"),
         (["--identity", NAME, "--issuer", ISSUER, "--key", "k"], "by a key or by an identity"),
     ],
 )
@@ -190,3 +193,8 @@ def test_a_signer_is_a_key_or_an_identity():
     assert make_signer("mine.key.pub") == make_signer(Path("mine.key.pub")) == Path("mine.key.pub")
     assert make_signer(identity) is identity
     assert make_signer(None) is None
+    for value in (("jane", ISSUER), 3):
+        with pytest.raises(TypeError):
+            make_signer(value)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(UsageError):
+        Identity(1, 2)  # pyright: ignore[reportArgumentType]

@@ -217,6 +217,22 @@ def test_a_program_in_place_of_the_launcher(tmp_path):
     assert any("Landlock" in text for text in json.loads(evidence.read_text())["in force"])
 
 
+def confine_beside_a_thread(folder: str) -> list[str]:
+    end = threading.Event()
+    thread = threading.Thread(target=end.wait)
+    thread.start()
+    missing = confinement.confine(folder)["missing"]
+    end.set()
+    thread.join()
+    return missing
+
+
+def test_threads_that_had_begun_before_are_said(tmp_path):
+    assert "1 threads that had begun before are as they were" in run_in_fork(confine_beside_a_thread, str(tmp_path))
+    # The control.
+    assert not any("threads" in text for text in run_in_fork(confinement.confine, str(tmp_path))["missing"])
+
+
 def test_a_system_without_landlock_is_said(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "landlockpy", None)
     missing = run_in_fork(confinement.confine, str(tmp_path))["missing"]

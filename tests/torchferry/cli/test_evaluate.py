@@ -144,6 +144,9 @@ def intrude(self, inputs, evaluate=chunk_evaluation.Evaluator.evaluate):
         Path({str(outside)!r}, "found").touch()
     except OSError as error:
         Path({str(results)!r}, "stopped").write_text(str(error))
+    threads = [path.read_text() for path in Path("/proc/self/task").glob("*/status")]
+    # What no thread can undo comes with what confines it.
+    Path({str(results)!r}, "free").write_text(str(sum("NoNewPrivs:\\t1" not in text for text in threads)))
     return evaluate(self, inputs)
 chunk_evaluation.Evaluator.evaluate = intrude
 if __name__ == "__main__":
@@ -157,4 +160,5 @@ if __name__ == "__main__":
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=ENVIRONMENT)
     assert done.returncode == 0, done.stderr
     assert "Permission denied" in (results / "stopped").read_text()
+    assert (results / "free").read_text() == "0"
     assert not list(outside.iterdir())
