@@ -52,9 +52,9 @@ def test_a_strangers_code_is_refused(name, request, elsewhere, capsys):
     assert not (elsewhere / "kernels").exists()
 
 
-def test_a_strangers_code_is_not_timed(compiled_robertson, elsewhere, capsys):
+def test_a_strangers_code_is_not_timed(compiled_robertson, elsewhere, capfd):
     assert run(["bench", str(compiled_robertson), "--batch", "1"]) == 2
-    assert "--allow-native" in capsys.readouterr().err
+    assert "--allow-native" in capfd.readouterr().err
     assert run(["bench", str(compiled_robertson), "--batch", "1", "--allow-native"]) == 0
 
 

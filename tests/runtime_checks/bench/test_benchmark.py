@@ -102,17 +102,17 @@ def make_job(opener, batches=(1,)) -> ColdJob:
 
 
 @pytest.mark.parametrize(
-    ("opener", "message"),
+    ("opener", "seconds", "message"),
     [
-        (end, "its process ended early"),
-        (wait, "more than 10 s"),
-        (fail, "it has no bottom"),
-        (lambda threads: None, "cannot be opened in another process"),
+        (end, 60.0, "its process ended early"),
+        (wait, 1.0, "more than 1 s"),
+        (fail, 60.0, "it has no bottom"),
+        (lambda threads: None, 60.0, "cannot be opened in another process"),
     ],
     ids=["ends", "waits", "fails", "is local"],
 )
-def test_a_fresh_process_without_a_measurement_says_so(opener, message):
-    assert message in measure_cold_start(make_job(opener), 10.0).error
+def test_a_fresh_process_without_a_measurement_says_so(opener, seconds, message):
+    assert message in measure_cold_start(make_job(opener), seconds).error
 
 
 def print_text(threads: int):
