@@ -17,6 +17,7 @@ import torch
 
 from exporter.common.errors import summarize_error
 from exporter.common.forking import end_with_parent
+from exporter.common.temporary_folders import temporary_folder
 from runtime_checks.bench.candidates import Candidate, Rows
 
 CALLS = 5
@@ -59,8 +60,11 @@ def measure_cold_start(job: ColdJob, seconds: float) -> ColdStart:
         return ColdStart(label, first, error=reason)
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_answer, args=(content, sender))
-    with receiver, sender:
+    with temporary_folder() as folder, receiver, sender:
+        # What a process gets at its start is written to it without an end, if it ends before it reads.
+        place = folder / "job"
+        place.write_bytes(content)
+        process = context.Process(target=_answer, args=(str(place), os.getpid(), sender))
         process.start()
         sender.close()
         try:
@@ -74,18 +78,23 @@ def measure_cold_start(job: ColdJob, seconds: float) -> ColdStart:
             process.join()
 
 
-def _answer(content: bytes, sender: Connection) -> None:
+def _answer(place: str, parent: int, sender: Connection) -> None:
     """Do a job in a process of its own, and send what it measured. What it prints is no result of a command."""
     end_with_parent()
+    if os.getppid() != parent:
+        # It ended before this process could know.
+        return
     # An interrupt of a terminal is the parent's, which then ends this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.dup2(2, 1)
-    job: ColdJob = pickle.loads(content)
+    job: ColdJob = pickle.loads(Path(place).read_bytes())
     try:
         answer = _measure(job)
     except Exception as error:
         answer = ColdStart(job.candidate.label, job.batches[0], error=summarize_error(error))
-    sender.send(answer)
+    # Nobody may hear it any more.
+    with contextlib.suppress(OSError):
+        sender.send(answer)
 
 
 def _measure(job: ColdJob) -> ColdStart:

@@ -49,7 +49,7 @@ def confine(folder, devices=False, programs=(), outputs=()):
     os.environ["TMPDIR"] = folder
     report = {"in force": [], "missing": []}
     if others := _count_threads() - 1:
-        report["missing"].append(f"{others} threads that had begun before are as they were")
+        report["missing"].append(f"threads that had begun before are as they were: {others}")
     _leave_network(report)
     _restrict_files(report, (folder, *outputs), devices, programs)
     return report

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import multiprocessing.spawn
 import os
 import shutil
 import subprocess
@@ -18,6 +20,7 @@ from torch import nn
 
 import torchferry
 from exporter.common.errors import MismatchError, RunError, TrustError, UsageError
+from exporter.common.forking import time_limit
 from runtime_checks.bench import benchmark as whole
 from runtime_checks.bench import report
 from runtime_checks.bench.benchmark import BenchmarkOptions, BenchmarkResult, run_benchmark
@@ -113,6 +116,15 @@ def make_job(opener, batches=(1,)) -> ColdJob:
 )
 def test_a_fresh_process_without_a_measurement_says_so(opener, seconds, message):
     assert message in measure_cold_start(make_job(opener), seconds).error
+
+
+def test_a_process_that_ends_before_it_reads_its_job_says_so(monkeypatch):
+    """The job is larger than what a pipe holds."""
+    monkeypatch.setattr(multiprocessing.spawn, "_python_exe", os.fsencode(shutil.which("false") or ""))
+    job = make_job(allocate)
+    job = dataclasses.replace(job, rows=dataclasses.replace(job.rows, inputs=(torch.ones(100_000, 3, dtype=F),)))
+    with time_limit(60.0):
+        assert "ended early" in measure_cold_start(job, 30.0).error
 
 
 def print_text(threads: int):

@@ -228,7 +228,7 @@ def confine_beside_a_thread(folder: str) -> list[str]:
 
 
 def test_threads_that_had_begun_before_are_said(tmp_path):
-    assert "1 threads that had begun before are as they were" in run_in_fork(confine_beside_a_thread, str(tmp_path))
+    assert "threads that had begun before are as they were: 1" in run_in_fork(confine_beside_a_thread, str(tmp_path))
     # The control.
     assert not any("threads" in text for text in run_in_fork(confinement.confine, str(tmp_path))["missing"])
 
