@@ -14,7 +14,7 @@ from pathlib import Path
 
 from exporter.archive.container_kinds import CODE
 from exporter.archive.file_signature import FileSignature, check_signature
-from exporter.archive.identity_signature import Identity, IdentitySignature, Signer, check_identity
+from exporter.archive.identity_signature import Identity, Signer, check_identity
 from exporter.archive.kernel_container import KernelFiles
 from exporter.archive.pt_archive import Archive
 from exporter.common.errors import ArchiveError, MissingRuntimeError, TrustError, UsageError, suggest_names
@@ -30,11 +30,11 @@ TRUST_MODES = (GRAPHS, NATIVE)
 @dataclass(frozen=True)
 class Trust:
     """What may run of a ``file``, with what it carries, and of files ``beside`` it, a mode each. ``signature`` is that
-    of the file, if it had to be signed."""
+    of the file, or whose it is, if it had to be signed."""
 
     file: str
     beside: str
-    signature: FileSignature | IdentitySignature | None = None
+    signature: FileSignature | Identity | None = None
 
 
 def check_trust_mode(trust: str) -> None:
@@ -53,7 +53,8 @@ def resolve_trust(path: Path, trust: str, signer: Signer | None, content: os.Pat
     if signer is None:
         return Trust(trust, trust)
     if isinstance(signer, Identity):
-        return Trust(NATIVE, trust, check_identity(path, signer, content))
+        check_identity(path, signer, content)
+        return Trust(NATIVE, trust, signer)
     return Trust(NATIVE, trust, check_signature(path, signer, content))
 
 

@@ -134,15 +134,22 @@ def find_signed_file(path: Path) -> Path:
     return onnx_container.manifest_path(path) if path.suffix == onnx_container.SUFFIX else path
 
 
-def _read_signature(where: Path, path: Path) -> tuple[FileSignature, bytes]:
+def read_signature_bytes(where: Path, path: Path, longest: int, program: str) -> bytes:
+    """Read the signature of the file at ``path``, and one byte more of one that is longer than what ``program`` writes.
+
+    Raises ``SignatureError`` if there is none, or it cannot be read."""
     try:
         with where.open("rb") as file:
-            text = file.read(_LONGEST + 1).decode("ascii", errors="replace")
+            return file.read(longest + 1)
     except FileNotFoundError:
-        what, mend = "the file is not signed", "ask who made it for a signature: torchferry sign"
+        what, mend = "the file is not signed", f"ask who made it for a signature: {program}"
         raise SignatureError(what, where=str(path), expected=where.name, mend=mend) from None
     except OSError as error:
         raise SignatureError("the signature cannot be read", where=str(where), got=error.strerror or "") from None
+
+
+def _read_signature(where: Path, path: Path) -> tuple[FileSignature, bytes]:
+    text = read_signature_bytes(where, path, _LONGEST, "torchferry sign").decode("ascii", errors="replace")
     match = _TEXT.fullmatch(text)
     if match is None:
         mend = "get the signature again: a copy must not change a byte"

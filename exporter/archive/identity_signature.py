@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from exporter.archive.file_signature import find_signed_file
+from exporter.archive.file_signature import find_signed_file, read_signature_bytes
 from exporter.common.errors import MissingRuntimeError, SignatureError, UsageError, summarize_error
 from exporter.common.file_digest import compute_file_digest
 
@@ -51,6 +51,10 @@ class Identity:
             got, mend = f"name {self.name!r}, issuer {self.issuer!r}", "name both: --identity NAME --issuer ADDRESS"
             raise UsageError(what, got=got, expected=expected, mend=mend)
 
+    def describe(self) -> str:
+        """Return the identity in a few words."""
+        return f"identity {self.name}, of {self.issuer}"
+
     def absolute(self) -> Identity:
         """Return the same identity, for a process in another folder."""
         root = self.trusted_root
@@ -66,20 +70,8 @@ def make_signer(value: str | Path | Identity | None) -> Signer | None:
     return value if value is None or isinstance(value, Identity) else Path(value)
 
 
-@dataclass(frozen=True)
-class IdentitySignature:
-    """What a signature by an identity says."""
-
-    digest: str
-    identity: Identity
-
-    def describe(self) -> str:
-        """Return the signature in a few words."""
-        return f"identity {self.identity.name}, of {self.identity.issuer}"
-
-
-def check_identity(path: Path, identity: Identity, content: os.PathLike[str] | None = None) -> IdentitySignature:
-    """Check that an identity has signed a file, and return what the signature says.
+def check_identity(path: Path, identity: Identity, content: os.PathLike[str] | None = None) -> None:
+    """Check that an identity has signed a file.
 
     ``content`` is where the bytes of a single file are, if not at ``path``.
 
@@ -102,32 +94,25 @@ def check_identity(path: Path, identity: Identity, content: os.PathLike[str] | N
     digest = compute_file_digest(content if content is not None and place == path else place)
     hashed = Hashed(algorithm=HashAlgorithm.SHA2_256, digest=bytes.fromhex(digest))
     expected = policy.Identity(identity=identity.name, issuer=identity.issuer)
+    # Alone, for a message of its own; the certificate itself is held against Sigstore's keys below.
     try:
         expected.verify(bundle.signing_certificate)
     except Exception as error:
         what, mend = "the file is signed by another identity", "ask who signed it, or name that identity"
-        got, wanted = summarize_error(error), f"{identity.name}, of {identity.issuer}"
-        raise SignatureError(what, where=str(where), got=got, expected=wanted, mend=mend) from None
+        got = summarize_error(error)
+        raise SignatureError(what, where=str(where), got=got, expected=identity.describe(), mend=mend) from None
     try:
         verifier.verify_artifact(hashed, bundle, expected)
     # Parts of a bundle are read here for the first time, by several libraries with errors of their own.
     except Exception as error:
         what, mend = "the file or its signature was changed, or Sigstore does not know it", "get both files again"
         raise SignatureError(what, where=str(where), got=summarize_error(error), mend=mend) from None
-    return IdentitySignature(digest, identity)
 
 
 def _read_bundle(where: Path, path: Path) -> Bundle:
     from sigstore.models import Bundle
 
-    try:
-        with where.open("rb") as file:
-            data = file.read(_LONGEST + 1)
-    except FileNotFoundError:
-        what, mend = "the file is not signed", "ask who made it for a signature: sigstore sign"
-        raise SignatureError(what, where=str(path), expected=where.name, mend=mend) from None
-    except OSError as error:
-        raise SignatureError("the signature cannot be read", where=str(where), got=error.strerror or "") from None
+    data = read_signature_bytes(where, path, _LONGEST, "sigstore sign")
     try:
         if len(data) > _LONGEST:
             raise ValueError(f"more than {_LONGEST} bytes")

@@ -133,6 +133,16 @@ def test_what_is_no_instruction_set_of_compilers(name, compiled_robertson, tmp_p
     assert f"a processor without {name}" in find_refusal(path)
 
 
+def test_a_build_of_torch_is_no_other_version(compiled_robertson, tmp_path):
+    path, record = Path(shutil.copy(compiled_robertson, tmp_path)), "extra/torchferry/machine.json"
+    whole = json.loads(records(path)[1][record])
+    minor = ".".join(whole["torch"].split(".")[:2])
+    text = json.dumps({**whole, "torch": f"{minor}+cpu"}).encode()
+    rewrite(path, lambda r: r.update({record: text}), manifest=True)
+    assert read_natively([path], trusts_native=True) == [(TF_OK, "")]
+    assert find_refusal(path) == ""
+
+
 def test_instruction_sets_are_those_of_both_readers():
     source = (ROOT / "runtime_checks" / "native" / "src" / "machine.cpp").read_text()
     listed = re.search(r"kBeginnings\[\] = \{(.*?)\}", source, re.DOTALL)

@@ -82,6 +82,12 @@ def test_the_process_that_reads_the_graph_is_confined(this_torch, monkeypatch, t
         assert (tmp_path / "made").exists() == is_made
 
 
+def test_no_thread_begins_before_that_process_is_confined(this_torch, monkeypatch):
+    check = "assert not any('threads' in text for text in confine(sys.argv[2])['missing'])"
+    monkeypatch.setattr(compatibility, "_HASH", compatibility._HASH.replace("confine(sys.argv[2])", check))
+    assert checked([RATES], [HERE]).rows[0].graph == SAME
+
+
 def test_a_graph_that_takes_too_long(this_torch, monkeypatch):
     monkeypatch.setattr(compatibility, "_HASH", "import time; time.sleep(60)")
     monkeypatch.setattr(compatibility, "TIME_LIMIT", 0.5)

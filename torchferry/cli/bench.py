@@ -56,8 +56,6 @@ def command(
     from torchferry.cli.confined_process import import_early, run_confined
 
     files = paths or []
-    if not files:
-        raise UsageError("there is nothing to time", where="FILE", expected="archives, .pt2 or ONNX containers")
     if plot is not None:
         report.check_picture_path(plot)
         import_early("matplotlib.figure")
@@ -69,12 +67,14 @@ def command(
     # A GPU's driver maps more than it takes: no limit is in force there.
     limit = memory_limit if on_cpu else None
     options = BenchmarkOptions(method, batches, threads, device, time_limit, choose_trust(allow_native), limit)
-    # Each thread counts, each candidate, and each fresh process, which measures the memory of batches.
-    seconds = min(2 * time_limit * threads * max(1, len(batches)) * (len(files) + 1), MOST_SECONDS)
+    # Of a processor: each thread counts, and each candidate at each batch.
+    seconds = min(time_limit * threads * max(1, len(batches)) * (len(files) + 1), MOST_SECONDS)
     work = functools.partial(_time, files, options, against, inputs, plot, json)
     # Fresh processes are Python's; a model may compile what it runs.
     programs = None if against is not None else (sys.executable,)
-    confinement = Confinement(files[0], (plot,), seconds, memory_limit, programs, has_devices=not on_cpu)
+    confinement = Confinement(
+        next(iter(files), Path()), (plot,), seconds, memory_limit, programs, has_devices=not on_cpu
+    )
     run_confined(work, confinement, as_json=json)
 
 
@@ -100,7 +100,7 @@ def _time(
     if options.device != "cpu":
         selection.select_runners(VerifyOptions(devices=options.device))
     candidates = []
-    if against is not None:
+    if against is not None and files:
         source, _, model = against.rpartition(":") if ".i:" in against else (against, "", "")
         spec = containers.open_container(files[0]).contract.methods.get(options.method)
         outputs = spec.outputs if spec else ()

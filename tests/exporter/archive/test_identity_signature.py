@@ -53,7 +53,7 @@ def bundle(services, path) -> Path:
 
 
 def test_who_has_signed_is_said(path, bundle, jane):
-    assert check_identity(path, jane).describe() == f"identity {NAME}, of {ISSUER}"
+    check_identity(path, jane)
     report = torchferry.verify(path, public_key=jane)
     assert report.notes[-1] == f"signature: identity {NAME}, of {ISSUER}"
     assert torchferry.load(path, public_key=jane).contract.name
@@ -97,8 +97,18 @@ def test_other_services_vouch_for_nobody(path, bundle, jane, tmp_path):
         check_identity(path, Identity(NAME, ISSUER, root))
 
 
+def test_what_is_hashed_are_the_bytes_that_are_loaded(path, bundle, jane, tmp_path):
+    content = tmp_path / "content"
+    shutil.copy(path, content)
+    path.write_bytes(b"")
+    check_identity(path, jane, content)
+    content.write_bytes(b"")
+    with pytest.raises(SignatureError, match="was changed"):
+        check_identity(path, jane, content)
+
+
 def test_fields_of_a_bundle(path, bundle, jane):
-    """What a bundle may leave out is the digest, which is that of the file, and proofs of more entries than one."""
+    """What a bundle may leave out is the digest, which is that of the file."""
     whole, taken, refused = json.loads(bundle.read_text()), set(), 0
     for place in filter(None, list_places(whole)):
         for change in CHANGES:

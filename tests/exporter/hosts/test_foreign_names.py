@@ -32,7 +32,7 @@ PIECES = (
 
 
 def join_from(start: int) -> str:
-    """All pieces in another order: each end is somewhere the last, and each start the first."""
+    """All pieces, from another one on: what is to end a text or a line stands last in one name."""
     return " ".join((*PIECES[start:], *PIECES[:start]))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import multiprocessing
 import multiprocessing.spawn
 import os
 import shutil
@@ -20,9 +21,9 @@ from torch import nn
 
 import torchferry
 from exporter.common.errors import MismatchError, RunError, TrustError, UsageError
-from exporter.common.forking import time_limit
+from exporter.common.forking import ForkFailedError, run_in_fork, time_limit
 from runtime_checks.bench import benchmark as whole
-from runtime_checks.bench import report
+from runtime_checks.bench import cold_start, report
 from runtime_checks.bench.benchmark import BenchmarkOptions, BenchmarkResult, run_benchmark
 from runtime_checks.bench.candidates import Candidate, check_numbers, collect_rows
 from runtime_checks.bench.cold_start import ColdJob, ColdStart, measure_cold_start
@@ -108,11 +109,12 @@ def make_job(opener, batches=(1,)) -> ColdJob:
     ("opener", "seconds", "message"),
     [
         (end, 60.0, "its process ended early"),
+        (end, 1e8, "its process ended early"),
         (wait, 1.0, "more than 1 s"),
         (fail, 60.0, "it has no bottom"),
         (lambda threads: None, 60.0, "cannot be opened in another process"),
     ],
-    ids=["ends", "waits", "fails", "is local"],
+    ids=["ends", "ends with a long limit", "waits", "fails", "is local"],
 )
 def test_a_fresh_process_without_a_measurement_says_so(opener, seconds, message):
     assert message in measure_cold_start(make_job(opener), seconds).error
@@ -125,6 +127,18 @@ def test_a_process_that_ends_before_it_reads_its_job_says_so(monkeypatch):
     job = dataclasses.replace(job, rows=dataclasses.replace(job.rows, inputs=(torch.ones(100_000, 3, dtype=F),)))
     with time_limit(60.0):
         assert "ended early" in measure_cold_start(job, 30.0).error
+
+
+def test_a_process_whose_parent_is_gone_does_nothing():
+    _, sender = multiprocessing.Pipe()
+    assert run_in_fork(cold_start._answer, "no such job", os.getppid(), sender) is None
+    # The control: it reads its job.
+    with pytest.raises(ForkFailedError, match="no such job"):
+        run_in_fork(answer_to_this_process, sender)
+
+
+def answer_to_this_process(sender) -> None:
+    cold_start._answer("no such job", os.getppid(), sender)
 
 
 def print_text(threads: int):
@@ -223,16 +237,14 @@ def test_another_model_in_eager_mode_is_none_of_these_files():
         run_benchmark([ROBERTSON], BenchmarkOptions(batches=[8]), others=[Candidate("other", nothing)])
 
 
-def test_too_little_memory_is_said_and_the_rest_is_timed(monkeypatch):
-    monkeypatch.setattr(whole, "_read_free_memory", lambda _: 2.0**24)
-    measured = run_benchmark([ROBERTSON], BenchmarkOptions(batches=[1, 10_000_000]))
+def test_too_little_memory_is_said_and_the_rest_is_timed():
+    measured = run_benchmark([ROBERTSON], BenchmarkOptions(batches=[1, 10_000_000], memory_limit=2**-6))
     assert measured.batches == (1,)
     assert any("10,000,000: left out" in note for note in measured.notes)
 
 
-def test_a_limit_of_memory_counts_as_free_memory():
-    assert whole._read_free_memory(2**-6) == 2.0**24
-    assert whole._read_free_memory(None) > 2.0**24
+def test_free_memory_is_the_least_of_the_machine_and_the_limit():
+    assert 2.0**24 < whole._read_free_memory(2.0**20) == pytest.approx(whole._read_free_memory(None), rel=0.5)
 
 
 @pytest.mark.thorough
