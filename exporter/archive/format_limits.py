@@ -20,5 +20,14 @@ MAX_RANK, MAX_SIZE = 64, 2**40
 MAX_NESTING = 16
 # Objects in each other in a module's pickle, and brackets and blocks in its source: torch's parsers are recursive.
 MAX_SOURCE_NESTING = 500
+# Values of a pickle beyond those that it has, if none were shared.
+MAX_SHARED_VALUES = 2**22
+# Parts of a type in that source, tuples and lists in each other, and parts of the types of all values together.
+MAX_TYPE_PARTS, MAX_TYPE_DEPTH, MAX_TYPES = 2**16, 100, 2**22
+# Attributes, elements and calls after each other, which torch's compiler walks through by recursion.
+MAX_CHAIN = 100
+# Classes and functions that name each other, which it walks through in the same way, and lines of a class or function
+# with all that it calls.
+MAX_NAMED_DEPTH, MAX_INLINED_LINES = 100, 2**20
 # Of two numbers that differ by as much as they are large nothing is known.
 MAX_RELATIVE_TOLERANCE = 1.0

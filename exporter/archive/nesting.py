@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import pickletools
 
+from exporter.archive.format_limits import MAX_SHARED_VALUES
+
 _POPPED = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3, "REDUCE": 2, "BUILD": 2, "NEWOBJ": 2, "BINPERSID": 1}
 # What goes into the container below.
 _INTO = {"APPEND": 1, "SETITEM": 2}
@@ -14,7 +16,8 @@ _IDLE = ("PROTO", "STOP")
 
 def measure_depth(pickled: bytes) -> int:
     """Return how deep containers are nested in what a pickle makes. Raises ``ValueError`` for one that holds itself,
-    for one that keeps a value further off than it has kept, and for what is no pickle."""
+    for one that is very much larger without sharing, for one that keeps a value further off than it has kept, and for
+    what is no pickle."""
     # What each value holds, by its number: a container may grow after others hold it.
     contents: list[list[int]] = []
     stack, marks, memo = list[int](), list[int](), dict[int, int]()
@@ -56,8 +59,11 @@ def measure_depth(pickled: bytes) -> int:
 
 
 def _find_longest_path(contents: list[list[int]], root: int) -> int:
-    """Return how many containers are in each other below a value. Raises ``ValueError`` where one holds itself."""
+    """Return how many containers are in each other below a value. Raises ``ValueError`` where one holds itself, and
+    where those that share what they hold double often: torch walks through a constant as if nothing was shared."""
     depths, is_open, todo = dict[int, int](), set[int](), [root]
+    largest = len(contents) + MAX_SHARED_VALUES
+    sizes = dict[int, int]()
     while todo:
         value = todo[-1]
         missing = [inner for inner in contents[value] if inner not in depths] if value not in depths else []
@@ -70,6 +76,10 @@ def _find_longest_path(contents: list[list[int]], root: int) -> int:
         if missing:
             raise ValueError("a container of a pickle holds itself")
         depths[value] = max((depths[inner] + 1 for inner in contents[value]), default=0)
+        if value not in sizes:
+            sizes[value] = 1 + sum(sizes[inner] for inner in contents[value])
+        if sizes[value] > largest:
+            raise ValueError(f"a pickle of more than {largest} values if none were shared")
         is_open.discard(value)
         todo.pop()
     return depths[root]

@@ -34,6 +34,7 @@ from exporter.archive.format_limits import (
 )
 from exporter.archive.nesting import measure_depth, measure_source_depth
 from exporter.archive.packed_tensors import load_tensors
+from exporter.archive.source_types import check_source
 from exporter.archive.target_machine import TargetMachine, machine_from_json
 from exporter.archive.zip_records import add_serial, check_one_directory, write_zip
 from exporter.common.atomic_files import make_write_error
@@ -235,7 +236,7 @@ def _read(archive: zipfile.ZipFile, path: Path, content: os.PathLike[str]) -> Ar
     kind = container_kinds.classify_records(sizes, where)
     container_kinds.check_suffix(path.name, kind, where)
     if kind == GRAPHS:
-        check_no_code_at_load({name: archive.read(f"{folder}/{name}") for name in sizes if is_code(name)}, where)
+        check_no_code_at_load([(name, archive.read(f"{folder}/{name}")) for name in sizes if is_code(name)], where)
     elif f"data/{PARAMETERS}" not in sizes:
         what = "this package has no parameters"
         raise ArchiveError(what, where=where, expected=f"the record data/{PARAMETERS}", mend="convert it again")
@@ -276,10 +277,8 @@ def check_file_runs_nothing(path: Path) -> None:
     with _open_zip(path, path) as archive:
         _check_sizes([entry.file_size for entry in archive.infolist()], path.stat().st_size, str(path))
         # By entry: a name may be there twice, and readers differ in which of the two they take.
-        for entry in archive.infolist():
-            record = entry.filename.partition("/")[2]
-            if is_code(record):
-                check_no_code_at_load({record: archive.read(entry)}, str(path))
+        records = ((entry.filename.partition("/")[2], entry) for entry in archive.infolist())
+        check_no_code_at_load([(name, archive.read(entry)) for name, entry in records if is_code(name)], str(path))
 
 
 def is_code(name: str) -> bool:
@@ -290,14 +289,14 @@ def is_code(name: str) -> bool:
     return (name.startswith("code/") and not name.endswith(".debug_pkl")) or name.endswith(".pkl")
 
 
-def check_no_code_at_load(records: Mapping[str, bytes], where: str) -> None:
-    """Check that ``torch.jit.load`` runs nothing of these records, and that it survives them.
+def check_no_code_at_load(records: Collection[tuple[str, bytes]], where: str) -> None:
+    """Check that ``torch.jit.load`` runs nothing of these records, by name, and that it survives them.
 
     It calls ``__setstate__`` of TorchScript's own classes, and of the C++ classes that are registered with torch
     (torch/csrc/jit/serialization/import.cpp and unpickler.cpp). Source may have white space within a dotted name, and
     pickles may not. What is nested deeply overflows the stack of torch's parsers. Raises ``ArchiveError``."""
     mend = "do not load this file: nothing that torchferry writes is like it; of a quantised model, save it as it was"
-    for name, data in records.items():
+    for name, data in records:
         is_pickle = name.lower().endswith(".pkl")
         text = data if is_pickle else data.translate(None, b" \t\r\n\f\v\\")
         forbidden = next((word for word in _RUNS_AT_LOAD if word.encode() in text), "")
@@ -308,6 +307,12 @@ def check_no_code_at_load(records: Mapping[str, bytes], where: str) -> None:
         if depth > MAX_SOURCE_NESTING:
             what, got = "a record of the file is nested too deeply", f"{depth} levels in the record {name}"
             raise ArchiveError(what, where=where, got=got, expected=f"at most {MAX_SOURCE_NESTING}", mend=mend)
+    try:
+        check_source([(name, data) for name, data in records if name.lower().endswith(".py")])
+    except ValueError as error:
+        what = "the file's source costs torch more than it may, or is not what torch writes"
+        expected = "source as torch.jit.save writes it, with types of few parts"
+        raise ArchiveError(what, where=where, got=str(error), expected=expected, mend=mend) from None
 
 
 def _read_manifest(archive: zipfile.ZipFile, folder: str, sizes: Mapping[str, int], where: str) -> dict[str, str]:

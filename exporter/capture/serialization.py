@@ -71,11 +71,12 @@ def serialize_module(module: Any) -> dict[str, bytes]:
 
 
 def _check_nothing_runs_at_load(records: Mapping[str, bytes]) -> None:
-    """Raise ``UnsupportedError`` for a module whose file would be refused by every reader."""
+    """Raise ``UnsupportedError`` for a module whose file every reader would refuse."""
     try:
-        pt_archive.check_no_code_at_load({n: data for n, data in records.items() if pt_archive.is_code(n)}, "")
+        pt_archive.check_no_code_at_load([(n, data) for n, data in records.items() if pt_archive.is_code(n)], "")
     except ArchiveError as error:
-        what, mend = "the model has code that would run while its file is loaded", "leave __setstate__ to Python"
+        what = f"no reader would take the model's file: {error.what}"
+        mend = "leave __setstate__ to Python, and write tuples and loops in a simpler way"
         raise UnsupportedError(what, got=error.details["got"], expected=error.details["expected"], mend=mend) from None
 
 

@@ -206,7 +206,7 @@ HOSTILE: dict[str, tuple[Forge, str]] = {
     ),
     "a C++ class behind a comment": (
         lambda p: rewrite(p, hide_class, manifest=True),
-        r"object of a C\+\+ class",
+        "not what torch writes",
     ),
     "deep lists in a module": (add("data.pkl", NESTED), "nested too deeply|not one that torch writes"),
     "deep lists of constants": (add("constants.pkl", NESTED), "nested too deeply|not one that torch writes"),

@@ -10,6 +10,8 @@
 #include <string_view>
 #include <system_error>
 #include <tuple>
+#include <utility>
+#include <vector>
 
 #include <sys/stat.h>
 #include <unistd.h>
@@ -25,6 +27,8 @@
 #include "pickles.hpp"
 #include "sha256.hpp"
 #include "signature.hpp"
+#include "source_lines.hpp"
+#include "source_types.hpp"
 #include "text.hpp"
 #include "zip_directory.hpp"
 
@@ -161,6 +165,7 @@ class Reader {
 /// loads a file; what is loaded is to run when a host calls it. Source may have white space within a dotted name. What is
 /// nested deeply overflows the stack of torch's parsers.
 void check_no_code_at_load(Reader& reader, const std::string& path) {
+  std::vector<std::pair<std::string, std::string>> sources;
   const std::string mend = "do not load this file: nothing that torchferry writes is like it";
   for (const auto& name : reader.names()) {
     const auto ends_with = [&](const std::string& end) {
@@ -181,6 +186,13 @@ void check_no_code_at_load(Reader& reader, const std::string& path) {
       fail(TF_ERROR_ARCHIVE, {"a record of the file is nested too deeply", path,
                               std::to_string(depth) + " levels in the record " + name,
                               "at most " + std::to_string(kMaxSourceNesting), mend});
+    if (ends_with(".py")) sources.emplace_back(name, record);
+  }
+  try {
+    check_source(sources);
+  } catch (const SourceError& error) {
+    fail(TF_ERROR_ARCHIVE, {"the file's source costs torch more than it may, or is not what torch writes", path,
+                            error.text, "source as torch.jit.save writes it, with types of few parts", mend});
   }
 }
 

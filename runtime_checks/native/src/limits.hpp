@@ -18,5 +18,15 @@ constexpr int64_t kMaxSize = int64_t{1} << 40;
 constexpr double kMaxRelativeTolerance = 1.0;
 constexpr int kMaxNesting = 16;
 constexpr int kMaxSourceNesting = 500;
+/// Values of a pickle beyond those that it has, if none were shared.
+constexpr size_t kMaxSharedValues = size_t{1} << 22;
+constexpr uint64_t kMaxTypeParts = uint64_t{1} << 16;
+constexpr uint64_t kMaxTypeDepth = 100;
+constexpr uint64_t kMaxTypes = uint64_t{1} << 22;
+/// Attributes, elements and calls after each other, which torch's compiler walks through by recursion.
+constexpr int kMaxChain = 100;
+/// Classes and functions that name each other, and lines of one with all that it calls.
+constexpr uint64_t kMaxNamedDepth = 100;
+constexpr uint64_t kMaxInlinedLines = uint64_t{1} << 20;
 
 }  // namespace torchferry

@@ -118,6 +118,9 @@ class Machine {
   /// A container may have grown after others held it: what holds what is known at the end.
   int longest_path(size_t root) {
     std::vector<int> depths(held_.size(), -1);
+    // torch walks through a constant as if nothing was shared.
+    std::vector<size_t> sizes(held_.size(), 1);
+    const size_t largest = held_.size() + kMaxSharedValues;
     std::vector<bool> open(held_.size(), false);
     std::vector<size_t> todo{root};
     while (!todo.empty()) {
@@ -126,9 +129,11 @@ class Machine {
       open[value] = true;
       bool ready = true;
       int depth = 0;
+      size_t size = 1;
       for (const auto inner : held_[value]) {
         if (depths[inner] >= 0) {
           depth = std::max(depth, depths[inner] + 1);
+          size += sizes[inner];
           continue;
         }
         if (visited || open[inner]) refuse("a container that holds itself");
@@ -136,7 +141,9 @@ class Machine {
         todo.push_back(inner);
       }
       if (!ready && depths[value] < 0) continue;
+      if (size > largest) refuse("more than " + std::to_string(largest) + " values if none were shared");
       depths[value] = depth;
+      sizes[value] = size;
       open[value] = false;
       todo.pop_back();
     }

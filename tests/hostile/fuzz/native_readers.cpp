@@ -21,6 +21,8 @@
 #include "contract_fields.hpp"
 #include "pickles.hpp"
 #include "signature.hpp"
+#include "source_lines.hpp"
+#include "source_types.hpp"
 #include "text_cases.hpp"
 
 namespace {
@@ -68,6 +70,13 @@ void read_nesting(const std::string& bytes) {
   torchferry::measure_depth(bytes, "fuzz");
 }
 
+void read_source(const std::string& bytes) {
+  try {
+    torchferry::check_source({{"code/__torch__/torchferry/___torch_mangle_0.py", bytes}});
+  } catch (const torchferry::SourceError&) {
+  }
+}
+
 /// Of an empty file, by a key of zeros.
 void read_signature(const std::string& bytes) {
   const auto key = place + ".pub";
@@ -84,6 +93,7 @@ const std::map<std::string, std::function<void(const std::string&)>> readers{
     {"texts", read_texts},
     {"nesting", read_nesting},
     {"signature", read_signature},
+    {"source", read_source},
 };
 
 }  // namespace

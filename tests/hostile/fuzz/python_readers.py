@@ -31,6 +31,7 @@ with atheris.instrument_imports(include=["exporter", "runtime_checks"]):
         onnx_container,
         pt_archive,
         sealed_manifest,
+        source_types,
         target_machine,
         text_cases,
     )
@@ -162,11 +163,13 @@ READERS: dict[str, Callable[[bytes], object]] = {
     "module": read_module,
     "code": read_code,
     "nesting": measure_nesting,
+    "source": lambda data: source_types.check_source([("code/__torch__/torchferry/___torch_mangle_0.py", data)]),
 }
 # Other than TorchferryError, and what its message is: callers turn these into one.
 ALLOWED = {
     "program": (ValueError, KeyError, AttributeError, SyntaxError, TypeError, RecursionError, zipfile.BadZipFile),
     "nesting": (ValueError,),
+    "source": (ValueError,),
 }
 
 

@@ -27,7 +27,7 @@ OUT = ROOT / "out" / "fuzz"
 SEED = ROOT / "artifacts" / "robertson.pt"
 CASES = ROOT / "artifacts" / "for_ever" / "0.1.0" / "robertson" / "cases.txt"
 # What both languages read.
-NATIVE_TARGETS = ("archive", "contract", "cases", "machine", "texts", "nesting", "signature")
+NATIVE_TARGETS = ("archive", "contract", "cases", "machine", "texts", "nesting", "signature", "source")
 PYTHON_TARGETS = (*NATIVE_TARGETS, "kernel", "onnx", "program", "module", "code")
 LIMITS = ("-timeout=10", "-rss_limit_mb=1536", "-max_len=65536", "-print_final_stats=1", "-verbosity=1")
 # libtorch is not built with the sanitizer, which then mistakes its containers.
@@ -67,6 +67,7 @@ def write_seeds(target: str, folder: Path) -> None:
                 "cases": [archive.read(names["cases.pt"])],
                 "module": [archive.read(names["data.pkl"])],
                 "code": [archive.read(name) for name in archive.namelist() if name.endswith(".py")],
+                "source": [archive.read(name) for name in archive.namelist() if name.endswith(".py")],
                 "nesting": [archive.read(name) for name in archive.namelist() if name.endswith((".pkl", ".py"))],
             }
         for data in inputs.get(target, []):

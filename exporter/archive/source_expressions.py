@@ -1,0 +1,395 @@
+"""Types of the expressions in a TorchScript file's source, as far as tuples and lists make them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from exporter.archive.format_limits import MAX_CHAIN, MAX_TYPE_DEPTH, MAX_TYPE_PARTS, MAX_TYPES
+from exporter.archive.source_lines import SourceLine
+
+# Operators whose results have the types of their arguments, and those among them that make pairs.
+GENERIC = frozenset({
+    "__getitem__", "_set_item", "_unwrap_optional", "add", "add_", "append", "copy", "dequantize", "dict", "get",
+    "items", "list", "local_value", "mul", "mul_", "pop", "popitem", "select", "setdefault", "slice", "sorted",
+    "to_here", "values", "wait", "IfThenElse", "ModuleContainerIndex", "TupleIndex", "Uninitialized",
+    "awaitable_nowait", "awaitable_wait", "unchecked_cast", "unchecked_unwrap_optional",
+})  # fmt: skip
+PAIRS = frozenset({"items", "popitem"})
+_CASTS = frozenset({"annotate", "unchecked_cast", "uninitialized"})
+_PLAIN = frozenset({"int", "float", "bool", "str", "complex", "ord", "isinstance", "print"})
+_CONTAINERS = frozenset({"List", "Dict", "Optional", "Union", "Future", "Await", "RRef", "Final"})
+_SPACES = frozenset({"torch", "ops"})
+# Of torch's lexer: other words are names, those that are none in Python too.
+KEYWORDS = frozenset({
+    "and", "as", "assert", "break", "class", "continue", "def", "del", "elif", "else", "for", "global", "if", "import",
+    "in", "is", "not", "or", "pass", "raise", "return", "while", "with",
+})  # fmt: skip
+_CLOSED_BY = {"(": ")", "[": "]", "{": "}"}
+
+
+@dataclass(frozen=True)
+class TypeTree:
+    """A type: how many parts it has, itself included, how deep they are in each other, the elements of a tuple, what a
+    list or the values of a dict are, and the path of a class."""
+
+    parts: int = 1
+    depth: int = 0
+    elements: tuple[TypeTree, ...] = ()
+    inner: TypeTree | None = None
+    owner: str = ""
+
+
+PART = TypeTree()
+
+
+def make_tuple(elements: Sequence[TypeTree]) -> TypeTree:
+    """Return the type of a tuple."""
+    depth = 1 + max((e.depth for e in elements), default=0)
+    return TypeTree(1 + sum(e.parts for e in elements), depth, tuple(elements))
+
+
+def make_container(inner: Sequence[TypeTree]) -> TypeTree:
+    """Return a type of lists or dicts that hold these."""
+    joined = join_all(inner)
+    return TypeTree(1 + joined.parts, 1 + joined.depth, inner=joined)
+
+
+def join_all(types: Iterable[TypeTree]) -> TypeTree:
+    """Return a type that is at least as large as all of these."""
+    return functools.reduce(join_types, types, PART)
+
+
+def join_types(one: TypeTree, other: TypeTree) -> TypeTree:
+    """Return a type that is at least as large as both."""
+    if one is other or other is PART:
+        return one
+    if one is PART:
+        return other
+    owner = one.owner or other.owner if one.owner == other.owner or not (one.owner and other.owner) else ""
+    elements: tuple[TypeTree, ...] = ()
+    if len(one.elements) == len(other.elements):
+        elements = tuple(_join_part(a, b) for a, b in zip(one.elements, other.elements, strict=True))
+    elif not (one.depth and other.depth):
+        elements = one.elements or other.elements
+    inner = None
+    if one.inner and other.inner:
+        inner = _join_part(one.inner, other.inner)
+    elif not (one.depth and other.depth):
+        inner = one.inner or other.inner
+    return TypeTree(max(one.parts, other.parts), max(one.depth, other.depth), elements, inner, owner)
+
+
+def _join_part(one: TypeTree, other: TypeTree) -> TypeTree:
+    """Join what two types hold, without what that holds: types that share parts are walked through no further."""
+    if one is other:
+        return one
+    owner = one.owner if one.owner == other.owner else ""
+    return TypeTree(max(one.parts, other.parts), max(one.depth, other.depth), owner=owner)
+
+
+# A name of a method or an attribute in any class.
+ANY = "*"
+
+
+@dataclass
+class Signatures:
+    """What the source defines: tuples with names, classes and functions by path, and types of attributes and of results
+    by the path of their class and their name. Of a class that is not known each is the largest of all: ``*.name``."""
+
+    tuples: dict[str, TypeTree] = field(default_factory=dict)
+    classes: set[str] = field(default_factory=set)
+    functions: set[str] = field(default_factory=set)
+    attributes: dict[str, TypeTree] = field(default_factory=dict)
+    results: dict[str, TypeTree] = field(default_factory=dict)
+
+    def find_attribute(self, owner: str, name: str) -> TypeTree:
+        """Return the type of an attribute."""
+        return self.attributes.get(f"{owner or ANY}.{name}", PART)
+
+
+@dataclass
+class Scope:
+    """What a function's names stand for, which of them are other functions, and the keys of what it names and calls."""
+
+    values: dict[str, TypeTree] = field(default_factory=dict)
+    functions: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    named: set[str] = field(default_factory=set)
+    called: list[str] = field(default_factory=list)
+
+
+def make_key(path: Sequence[str]) -> str:
+    """Return what a class or function is known by: torch's reader of zip files does not look at the case of letters."""
+    return f"{'.'.join(path[:-1]).lower()}.{path[-1]}"
+
+
+@dataclass
+class TypeCount:
+    """The parts of all types that were read so far."""
+
+    parts: int = 0
+
+    def add(self, kind: TypeTree, line: SourceLine) -> None:
+        """Count a type. Raises ``ValueError`` beyond the limits."""
+        if kind.parts > MAX_TYPE_PARTS:
+            raise line.fail(f"a type of {kind.parts} parts")
+        if kind.depth > MAX_TYPE_DEPTH:
+            raise line.fail(f"a type of {kind.depth} tuples and lists in each other")
+        # Most values have no parts, or are lists of such: they cost what their words cost.
+        self.parts += kind.parts if kind.parts > 2 else 0
+        if self.parts > MAX_TYPES:
+            raise line.fail(f"types of more than {MAX_TYPES} parts in all")
+
+
+@dataclass
+class Operand:
+    """What has been read of an expression: its type, the names of a dotted path, and the word of a number or text.
+
+    ``before`` is the type of what the last name of the path is an attribute of; ``chain`` is how many attributes,
+    elements and calls are after each other."""
+
+    type: TypeTree
+    path: tuple[str, ...] = ()
+    word: str = ""
+    before: TypeTree = PART
+    chain: int = 0
+
+
+@dataclass
+class _Bracket:
+    """An open bracket: what it stands after, if anything, and what has been read in it."""
+
+    mark: str
+    after: Operand | None
+    operands: list[Operand] = field(default_factory=list)
+    commas: int = 0
+    has_colon: bool = False
+
+
+class ExpressionReader:
+    """Reader of the words of a line, from the left."""
+
+    def __init__(self, line: SourceLine, signatures: Signatures, scope: Scope, count: TypeCount) -> None:
+        self.line, self.words, self.at = line, line.split(), 0
+        self._signatures, self._scope, self._count = signatures, scope, count
+        self._brackets: list[_Bracket] = []
+
+    @property
+    def word(self) -> str:
+        """Return the word that comes next, empty at the end of the line."""
+        return self.words[self.at] if self.at < len(self.words) else ""
+
+    def take(self, *allowed: str) -> bool:
+        """Skip the next word, if it is one of these; return whether it was."""
+        is_next = self.word in allowed
+        self.at += is_next
+        return is_next
+
+    def expect(self, *allowed: str) -> None:
+        """Skip the next word. Raises ``ValueError`` if it is none of these."""
+        if not self.take(*allowed):
+            raise self.fail()
+
+    def take_name(self) -> str:
+        """Return the next word and skip it. Raises ``ValueError`` if it is no name."""
+        name = self.word
+        if not _is_name(name):
+            raise self.fail()
+        self.at += 1
+        return name
+
+    def fail(self) -> ValueError:
+        """Make the error of a word that torch does not write where it stands."""
+        return self.line.fail(f"{self.word or 'an early end'!r}, which torch does not write there")
+
+    def read_all(self) -> list[Operand]:
+        """Read expressions with commas between them, until another word. A comma may follow the last of them."""
+        operands = [self.read()]
+        while self.take(","):
+            if self.word in ("", "="):
+                break
+            operands.append(self.read())
+        return operands
+
+    def read(self) -> Operand:
+        """Read one expression. Raises ``ValueError`` for what torch does not write, and for a type of many parts."""
+        value: Operand | None = None
+        while True:
+            word = self.word
+            if _is_name(word) or _is_number(word) or word.startswith('"'):
+                value = self._read_word(value)
+            elif word and word in "+-":
+                value = self._read_sign(value)
+            elif word == "." and value is not None:
+                self.at += 1
+                value = self._read_attribute(value)
+                continue
+            elif word and word in "([{" and (value is None or word != "{"):
+                self._brackets.append(_Bracket(word, value))
+                value = None
+            elif self._brackets and word and word in ")]},:=":
+                value = self._read_mark(value)
+            elif value is not None and not self._brackets:
+                return value
+            else:
+                raise self.fail()
+            self.at += 1
+
+    def _find_result(self, path: tuple[str, ...]) -> TypeTree:
+        """Return the type of what a class or a function of the source gives when it is called by its path."""
+        # torch writes ``C.__new__(C)`` for a new object.
+        path = path[:-1] if path[-1] == "__new__" else path
+        key = make_key(path)
+        if key in self._signatures.functions:
+            self._scope.called.append(key)
+            return self._signatures.results[key]
+        return self._find_class(key) or PART
+
+    def _find_class(self, key: str) -> TypeTree | None:
+        return self._signatures.tuples.get(key) or (TypeTree(owner=key) if key in self._signatures.classes else None)
+
+    def _find_method(self, before: TypeTree, name: str) -> TypeTree:
+        """Return the type of what a method gives. Of an object of no known class, any may be called."""
+        key = f"{before.owner or ANY}.{name}"
+        if key not in self._signatures.results:
+            return PART
+        self._scope.called.append(key)
+        return self._signatures.results[key]
+
+    def _read_word(self, value: Operand | None) -> Operand:
+        word = self.word
+        if value is not None:
+            raise self.fail()
+        if not _is_name(word):
+            return Operand(PART, word=word)
+        kind = self._scope.values.get(word, PART)
+        self._count.add(kind, self.line)
+        return Operand(kind, (word,), word if word in ("inf", "nan") else "")
+
+    def _read_sign(self, value: Operand | None) -> None:
+        """Read the sign of a number, or that between the two of a complex one: no more than one is before a number."""
+        after = self.words[self.at + 1] if self.at + 1 < len(self.words) else ""
+        is_number = _is_number(after) or after in ("inf", "nan")
+        if not is_number or (value is not None and (not value.word or value.word[-1] == "j" or after[-1] != "j")):
+            raise self.fail()
+
+    def _read_attribute(self, value: Operand) -> Operand:
+        name = self.word
+        if not _is_name(name):
+            raise self.fail()
+        self.at += 1
+        path, chain = (*(value.path or ("",)), name), self._lengthen(value)
+        if path[0] in _SPACES or path[0] == "CONSTANTS":
+            return Operand(PART, path, chain=chain)
+        kind = self._find_path(path) if path[0] == "__torch__" else None
+        kind = kind or self._signatures.find_attribute(value.type.owner, name)
+        self._count.add(kind, self.line)
+        return Operand(kind, path, before=value.type, chain=chain)
+
+    def _find_path(self, path: tuple[str, ...]) -> TypeTree | None:
+        """Return the type that a path names, and note that it, or the function there, is named."""
+        key = make_key(path)
+        kind = self._find_class(key)
+        if kind or key in self._signatures.functions:
+            self._scope.named.add(key)
+        return kind
+
+    def _lengthen(self, value: Operand) -> int:
+        """Return how long a chain is with one more attribute, element or call behind this."""
+        if value.chain >= MAX_CHAIN:
+            raise self.line.fail(f"more than {MAX_CHAIN} attributes, elements and calls after each other")
+        return value.chain + 1
+
+    def _read_mark(self, value: Operand | None) -> Operand | None:
+        word, bracket = self.word, self._brackets[-1]
+        if word == "=":
+            # The name of an argument.
+            if bracket.mark != "(" or bracket.after is None or value is None or len(value.path) != 1:
+                raise self.fail()
+            return None
+        if value is not None:
+            bracket.operands.append(value)
+        if word == ",":
+            bracket.commas += 1
+            if value is None:
+                raise self.fail()
+            return None
+        if word == ":":
+            if bracket.mark == "(":
+                raise self.fail()
+            bracket.has_colon = True
+            return None
+        if _CLOSED_BY[bracket.mark] != word:
+            raise self.fail()
+        self._brackets.pop()
+        closed = self._close(bracket)
+        if bracket.after is not None:
+            closed.chain = self._lengthen(bracket.after)
+        self._count.add(closed.type, self.line)
+        return closed
+
+    def _close(self, bracket: _Bracket) -> Operand:
+        types = [o.type for o in bracket.operands]
+        if bracket.after is not None:
+            return self._call(bracket, types) if bracket.mark == "(" else _pick(bracket, types)
+        if bracket.mark != "(":
+            return Operand(make_container(types))
+        if len(types) == 1 and not bracket.commas:
+            return Operand(types[0], word=bracket.operands[0].word)
+        return Operand(make_tuple(types))
+
+    def _call(self, bracket: _Bracket, types: Sequence[TypeTree]) -> Operand:
+        """Return what a call gives."""
+        assert bracket.after is not None
+        called = bracket.after
+        name, space = called.path[-1] if called.path else "", called.path[0] if called.path else ""
+        if not name:
+            raise self.line.fail("a call of something without a name, which torch does not write")
+        if len(called.path) == 1:
+            return Operand(self._call_name(name, bracket.operands, types))
+        if space == "__torch__":
+            return Operand(self._find_result(called.path))
+        result = join_all([called.before, *types]) if name in GENERIC else PART
+        if name in PAIRS:
+            result = TypeTree(result.parts + 2, result.depth + 2)
+        return Operand(result if space in _SPACES else join_types(result, self._find_method(called.before, name)))
+
+    def _call_name(self, name: str, operands: Sequence[Operand], types: Sequence[TypeTree]) -> TypeTree:
+        """Return what a call by a single name gives. ``annotate`` and its like give the type that stands first."""
+        if name in _CASTS and types:
+            return types[0]
+        if name == "getattr" and len(types) == 2:
+            return self._signatures.find_attribute(types[0].owner, operands[1].word.strip('"'))
+        if name == "sorted" and types:
+            return join_all(types)
+        if name in _PLAIN:
+            return PART
+        if name not in self._scope.functions:
+            raise self.line.fail(f"a call of {name}, which torch does not write")
+        return self._find_result(self._scope.functions[name])
+
+
+def _is_name(word: str) -> bool:
+    return word not in KEYWORDS and (word[:1].isalpha() or word[:1] == "_" or word[:1] > "\x7f")
+
+
+def _is_number(word: str) -> bool:
+    return "0" <= word[:1] <= "9"
+
+
+def _pick(bracket: _Bracket, types: Sequence[TypeTree]) -> Operand:
+    """Return the type of an element, or of some, of what stands in front of a bracket; or the type that it names."""
+    assert bracket.after is not None
+    whole = bracket.after
+    if whole.path == ("Tuple",):
+        return Operand(make_tuple(types))
+    if len(whole.path) == 1 and whole.path[0] in _CONTAINERS:
+        # Parts of all, of a dict's keys too.
+        kinds = make_tuple(types)
+        return Operand(TypeTree(kinds.parts, kinds.depth, inner=types[-1] if types else None))
+    index = bracket.operands[0].word if len(types) == 1 else ""
+    if len(index) < 7 and index.isdigit() and int(index) < len(whole.type.elements):
+        return Operand(whole.type.elements[int(index)])
+    is_slice = bracket.has_colon or not types
+    return Operand(whole.type if is_slice else whole.type.inner or whole.type)

@@ -1,0 +1,293 @@
+"""What torch's compiler makes of the source of a TorchScript file, from its bytes.
+
+It compares and prints types as trees: tuples of tuples that double from line to line cost it time and memory without
+measure. It unrolls loops over tuples, and walks through expressions by recursion. What is read here is what torch
+writes (torch/csrc/jit/serialization/python_print.cpp), and nothing else: no loop but over a range, no starred value, no
+comprehension, no operator between two values. ``runtime_checks/native/src/source_types.cpp`` reads the same."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from exporter.archive.source_calls import Definition, check_calls
+from exporter.archive.source_expressions import (
+    ANY,
+    GENERIC,
+    KEYWORDS,
+    PAIRS,
+    PART,
+    ExpressionReader,
+    Operand,
+    Scope,
+    Signatures,
+    TypeCount,
+    TypeTree,
+    join_types,
+    make_key,
+    make_tuple,
+)
+from exporter.archive.source_lines import SourceLine, split_lines
+
+# Most lines: the result of an operator whose arguments are names, numbers, and lists of them.
+_NAME = rf"(?!(?:{'|'.join(sorted(KEYWORDS))})\b)[A-Za-z_][A-Za-z0-9_]*"
+_NUMBER = r"-?(?:[0-9]+\.?[0-9]*(?:[eE][+-]?[0-9]+)?|inf|nan)(?![A-Za-z0-9_.])"
+_ATOM = rf"(?:{_NUMBER}|{_NAME}(?:\.{_NAME}){{0,9}})"
+_ARGUMENT = rf"(?:{_NAME}=)?(?:{_ATOM}|\[(?:{_ATOM}(?:, {_ATOM})*)?\])"
+_CALL = re.compile(rf"{_NAME} = (?:torch|ops\.{_NAME})\.({_NAME})\(((?:{_ARGUMENT}(?:, {_ARGUMENT})*)?)\)")
+_NAMES = re.compile(r"\w+")
+_PATH = re.compile(r"__torch__[A-Za-z0-9_.\x80-\xff]*")
+# What files of old versions of torch begin with.
+_BEFORE_CLASSES = re.compile(r"import [A-Za-z0-9_.\x80-\xff]+|op_version_set = [0-9]+")
+
+
+@dataclass
+class _Class:
+    """A class of the source: where it begins, whether it is a tuple with names, and the lines of its attributes."""
+
+    line: SourceLine
+    is_tuple: bool = False
+    attributes: list[SourceLine] = field(default_factory=list)
+
+
+@dataclass
+class _Function:
+    """A function, or a method of a class: its header, its name, what it is known by, and the lines of its body."""
+
+    header: SourceLine
+    name: str
+    key: str
+    owner: str
+    body: list[SourceLine] = field(default_factory=list)
+
+
+@dataclass
+class _Source:
+    """What stands in the records: classes by key, and functions."""
+
+    classes: dict[str, _Class] = field(default_factory=dict)
+    functions: list[_Function] = field(default_factory=list)
+
+
+def check_source(records: Iterable[tuple[str, bytes]]) -> None:
+    """Check what torch's compiler makes of a file's source, pairs of a record's name and its bytes.
+
+    Raises ``ValueError``, with line and record, for types of too many parts, for what is too deep in each other or too
+    long with all that it calls, and for what torch does not write."""
+    source = _Source()
+    for record, data in records:
+        _read_record(source, record, data)
+    signatures, count = Signatures(), TypeCount()
+    signatures.classes.update(key for key, known in source.classes.items() if not known.is_tuple)
+    _read_tuples(source, signatures, count)
+    definitions = _read_classes(source, signatures, count)
+    signatures.functions.update(f.key for f in source.functions if not f.owner)
+    scopes = [_read_header(function, signatures, count) for function in source.functions]
+    for function, (_, result) in zip(source.functions, scopes, strict=True):
+        for key in (function.key, f"{ANY}.{function.name}") if function.owner else (function.key,):
+            signatures.results[key] = join_types(signatures.results.get(key, PART), result)
+    for function, (scope, _) in zip(source.functions, scopes, strict=True):
+        for line in function.body:
+            _read_statement(line, signatures, scope, count)
+        _define(definitions, function, scope)
+    check_calls(definitions)
+
+
+def _define(definitions: dict[str, Definition], function: _Function, scope: Scope) -> None:
+    definition = definitions.setdefault(function.key, Definition(function.header))
+    definition.lines += 1 + len(function.body)
+    definition.named |= scope.named - {function.owner}
+    definition.called += scope.called
+    if function.owner:
+        definitions[function.owner].named.add(function.key)
+        definitions.setdefault(f"{ANY}.{function.name}", Definition(function.header)).called.append(function.key)
+
+
+def _read_record(source: _Source, record: str, data: bytes) -> None:
+    """Sort the lines of a record: by classes, and by functions."""
+    module = record.lower().rpartition("code/")[2].removesuffix(".py").replace("/", ".")
+    entered, key = None, ""
+    function: _Function | None = None
+    for line in split_lines(record, data):
+        if function is not None and line.indent > function.header.indent:
+            function.body.append(line)
+            continue
+        function = None
+        if line.indent == 0:
+            entered, key = None, ""
+        if line.text.startswith("class "):
+            words = line.split()
+            key = make_key((module, words[1]))
+            entered = source.classes.setdefault(key, _Class(line))
+            entered.is_tuple |= words[2:4] == ["(", "NamedTuple"]
+        elif line.text.startswith("def "):
+            name = line.split()[1]
+            function = _Function(line, name, f"{key}.{name}" if key else make_key((module, name)), key)
+            source.functions.append(function)
+        elif entered is not None:
+            entered.attributes.append(line)
+        elif not _BEFORE_CLASSES.fullmatch(line.text):
+            raise line.fail("a statement outside of functions, which torch does not write")
+
+
+def _read_tuples(source: _Source, signatures: Signatures, count: TypeCount) -> None:
+    """Read the tuples with names, those first that others hold. Raises ``ValueError`` for one that holds itself."""
+    entered = set[str]()
+    todo = [key for key, known in source.classes.items() if known.is_tuple]
+    while todo:
+        key, known = todo[-1], source.classes[todo[-1]]
+        if key in signatures.tuples:
+            todo.pop()
+            continue
+        keys = {make_key(path.split(".")) for line in known.attributes for path in _PATH.findall(line.text)}
+        missing = [k for k in keys if k not in signatures.tuples and k in source.classes and source.classes[k].is_tuple]
+        if missing and key in entered:
+            raise known.line.fail("a tuple that holds itself")
+        entered.add(key)
+        todo += missing
+        if not missing:
+            attributes = [_read_attribute(line, signatures, Scope(), count) for line in known.attributes]
+            signatures.tuples[key] = make_tuple([kind for _, kind in filter(None, attributes)])
+            count.add(signatures.tuples[key], known.line)
+
+
+def _read_classes(source: _Source, signatures: Signatures, count: TypeCount) -> dict[str, Definition]:
+    """Read the attributes of all classes; return the classes as definitions, of what their attributes name."""
+    definitions: dict[str, Definition] = {}
+    for key, known in source.classes.items():
+        scope = Scope()
+        for line in known.attributes:
+            if attribute := _read_attribute(line, signatures, scope, count):
+                name, kind = attribute
+                for place in (f"{key}.{name}", f"{ANY}.{name}"):
+                    signatures.attributes[place] = join_types(signatures.attributes.get(place, PART), kind)
+        definitions[key] = Definition(known.line, named=scope.named - {key})
+    return definitions
+
+
+def _read_attribute(
+    line: SourceLine, signatures: Signatures, scope: Scope, count: TypeCount
+) -> tuple[str, TypeTree] | None:
+    """Read a line of a class: the name and the type of an attribute, none for lists of names and values of an enum."""
+    reader = ExpressionReader(line, signatures, scope, count)
+    name, kind = reader.take_name(), None
+    if reader.take("["):
+        name = reader.word.strip('"')
+        reader.at += 1
+        reader.expect("]")
+        reader.expect("=")
+        kind = reader.read().type
+    elif reader.take("="):
+        reader.read()
+    else:
+        reader.expect(":")
+        kind = reader.read().type
+        if reader.take("="):
+            reader.read()
+    reader.expect("")
+    return (name, kind) if kind else None
+
+
+def _read_header(function: _Function, signatures: Signatures, count: TypeCount) -> tuple[Scope, TypeTree]:
+    """Return the types of a function's arguments, and that of its result."""
+    scope = Scope()
+    reader = ExpressionReader(function.header, signatures, scope, count)
+    reader.expect("def")
+    reader.take_name()
+    reader.expect("(")
+    # The first argument of a method may be without a type.
+    kind = TypeTree(owner=function.owner) if function.owner else PART
+    while not reader.take(")"):
+        argument = reader.take_name()
+        if reader.take(":"):
+            kind = reader.read().type
+        _assign(scope, argument, kind)
+        kind = PART
+        if reader.take("="):
+            reader.read()
+        if not reader.take(","):
+            reader.expect(")")
+            break
+    # What is not said would be inferred.
+    reader.expect("->")
+    result = reader.read().type
+    reader.expect(":")
+    reader.expect("")
+    return scope, result
+
+
+def _read_statement(line: SourceLine, signatures: Signatures, scope: Scope, count: TypeCount) -> None:
+    if _gives_no_parts(line.text, scope):
+        return
+    reader = ExpressionReader(line, signatures, scope, count)
+    if reader.take("pass"):
+        pass
+    elif reader.take("else"):
+        reader.expect(":")
+    elif reader.take("return"):
+        if reader.word:
+            reader.read_all()
+    elif reader.take("if", "while"):
+        reader.read()
+        reader.expect(":")
+    elif reader.take("for"):
+        reader.take_name()
+        reader.expect("in")
+        reader.expect("range")
+        reader.read()
+        reader.expect(":")
+    elif reader.take("with"):
+        value = reader.read()
+        scope.called += [f"{value.type.owner or ANY}.{name}" for name in ("__enter__", "__exit__")]
+        if reader.take("as"):
+            _assign(scope, reader.take_name(), value.type)
+        reader.expect(":")
+    else:
+        _read_assignment(reader, scope)
+    reader.expect("")
+
+
+def _gives_no_parts(text: str, scope: Scope) -> bool:
+    """Return whether a line calls an operator whose result has no parts, of what has none."""
+    call = _CALL.fullmatch(text)
+    if not call or "__torch__" in text:
+        return False
+    if call[1] not in GENERIC:
+        return True
+    names = scope.values and not scope.values.keys().isdisjoint(_NAMES.findall(call[2]))
+    return not names and "[" not in call[2] and call[1] not in PAIRS
+
+
+def _read_assignment(reader: ExpressionReader, scope: Scope) -> None:
+    """Read an expression that stands alone, or that is given to names, to a name of a type, or to an attribute."""
+    targets = reader.read_all()
+    names = [target.path[0] if len(target.path) == 1 else "" for target in targets]
+    if reader.take(":"):
+        kind = reader.read().type
+        if reader.take("="):
+            reader.read()
+        _assign(scope, names[0], kind)
+    elif reader.take("="):
+        has_comma = reader.words[reader.at - 2] == ","
+        values = reader.read_all()
+        for name, value in zip(names, _unpack(values, len(names), has_comma), strict=True):
+            if value.path[:1] == ("__torch__",):
+                scope.functions[name] = value.path
+            _assign(scope, name, value.type)
+
+
+def _unpack(values: Sequence[Operand], count: int, has_comma: bool) -> Sequence[Operand]:
+    """Return what each of so many names stands for."""
+    if len(values) == count and not (count == 1 and has_comma):
+        return values
+    whole = values[0].type if len(values) == 1 else make_tuple([v.type for v in values])
+    if len(whole.elements) == count:
+        return [Operand(kind) for kind in whole.elements]
+    return [Operand(whole.inner or whole)] * count
+
+
+def _assign(scope: Scope, name: str, kind: TypeTree) -> None:
+    """Keep what a name stands for: of several values, from branches and loops, the largest counts."""
+    if name and (kind.depth or kind.owner):
+        scope.values[name] = join_types(scope.values.get(name, PART), kind)

@@ -1,0 +1,24 @@
+#pragma once
+
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "source_lines.hpp"
+
+namespace torchferry {
+
+/// A class, a function or a method: how many lines it has, and the keys of what it names, and of what it calls.
+struct Definition {
+  SourceLine line;
+  uint64_t lines = 0;
+  std::set<std::string> named;
+  std::vector<std::string> called;
+};
+
+/// Throws `SourceError` where definitions are deep in each other, need themselves, or are long with all that they call,
+/// as exporter/archive/source_calls.py says.
+void check_calls(const std::map<std::string, Definition>& definitions);
+
+}  // namespace torchferry

@@ -1,0 +1,319 @@
+#include "source_types.hpp"
+
+#include <algorithm>
+#include <cctype>
+#include <set>
+
+#include "source_calls.hpp"
+#include "source_expressions.hpp"
+
+namespace torchferry {
+namespace {
+
+/// A class of the source: where it begins, whether it is a tuple with names, and the lines of its attributes.
+struct SourceClass {
+  SourceLine line;
+  bool is_tuple = false;
+  std::vector<SourceLine> attributes;
+};
+
+/// A function, or a method of a class: its header, its name, what it is known by, and the lines of its body.
+struct SourceFunction {
+  SourceLine header;
+  std::string name;
+  std::string key;
+  std::string owner;
+  std::vector<SourceLine> body;
+};
+
+/// What stands in the records: classes by key, and functions.
+struct ParsedSource {
+  std::map<std::string, SourceClass> classes;
+  std::vector<SourceFunction> functions;
+};
+
+using Definitions = std::map<std::string, Definition>;
+
+bool begins_with(const std::string& text, const std::string& start) { return text.rfind(start, 0) == 0; }
+
+std::string in_lower_case(std::string text) {
+  for (char& c : text)
+    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
+  return text;
+}
+
+/// `code/__torch__/a.py` has the module `__torch__.a`. torch's reader of zip files does not look at the case of letters.
+std::string module_of(const std::string& record) {
+  auto module = in_lower_case(record);
+  if (const auto start = module.rfind("code/"); start != std::string::npos) module.erase(0, start + 5);
+  if (module.size() >= 3 && module.compare(module.size() - 3, 3, ".py") == 0) module.resize(module.size() - 3);
+  std::replace(module.begin(), module.end(), '/', '.');
+  return module;
+}
+
+bool is_before_classes(const std::string& text) {
+  const auto are = [&](size_t start, const auto& is_allowed) {
+    return text.size() > start && std::all_of(text.begin() + static_cast<long>(start), text.end(), is_allowed);
+  };
+  const std::string version = "op_version_set = ", import = "import ";
+  if (begins_with(text, version)) return are(version.size(), is_digit);
+  return begins_with(text, import) &&
+         are(import.size(), [](char c) { return is_letter(c) || is_digit(c) || c == '.'; });
+}
+
+/// Sorts the lines of a record: by classes, and by functions.
+void read_record(ParsedSource& source, const std::string& record, const std::string& data) {
+  const auto module = module_of(record);
+  SourceClass* entered = nullptr;
+  std::string key;
+  bool has_body = false;
+  for (auto& line : split_lines(record, data)) {
+    if (has_body && line.indent > source.functions.back().header.indent) {
+      source.functions.back().body.push_back(std::move(line));
+      continue;
+    }
+    has_body = false;
+    if (line.indent == 0) entered = nullptr, key.clear();
+    if (begins_with(line.text, "class ")) {
+      const auto words = line.split();
+      key = key_of({module, words.at(1)});
+      entered = &source.classes.emplace(key, SourceClass{line, false, {}}).first->second;
+      entered->is_tuple |= words.size() >= 4 && words[2] == "(" && words[3] == "NamedTuple";
+    } else if (begins_with(line.text, "def ")) {
+      has_body = true;
+      const auto name = line.split().at(1);
+      source.functions.push_back({std::move(line), name, key.empty() ? key_of({module, name}) : key_in(key, name), key, {}});
+    } else if (entered) {
+      entered->attributes.push_back(std::move(line));
+    } else if (!is_before_classes(line.text)) {
+      line.fail("a statement outside of functions, which torch does not write");
+    }
+  }
+}
+
+/// Reads a line of a class: whether it is of an attribute, its name and its type. Lists of names and values of an enum
+/// are none.
+bool read_class_line(const SourceLine& line, const Signatures& signatures, Scope& scope, TypeCount& count,
+                    std::string& name, TypeTree& type) {
+  ExpressionReader reader(line, signatures, scope, count);
+  name = reader.take_name();
+  bool is_attribute = true;
+  if (reader.take("[")) {
+    name = reader.take_text();
+    reader.expect("]");
+    reader.expect("=");
+    type = reader.read().type;
+  } else if (reader.take("=")) {
+    reader.read();
+    is_attribute = false;
+  } else {
+    reader.expect(":");
+    type = reader.read().type;
+    if (reader.take("=")) reader.read();
+  }
+  reader.expect_end();
+  return is_attribute;
+}
+
+/// The keys of the paths below `__torch__` that a class names.
+std::set<std::string> keys_in(const SourceClass& known) {
+  static const std::string root = "__torch__";
+  std::set<std::string> keys;
+  for (const auto& line : known.attributes)
+    for (size_t at = line.text.find(root); at != std::string::npos; at = line.text.find(root, at)) {
+      const auto start = at;
+      while (at < line.text.size() && (is_letter(line.text[at]) || is_digit(line.text[at]) || line.text[at] == '.')) ++at;
+      const auto path = line.text.substr(start, at - start);
+      const auto dot = path.rfind('.');
+      keys.insert(dot == std::string::npos ? key_of({path}) : key_of({path.substr(0, dot), path.substr(dot + 1)}));
+    }
+  return keys;
+}
+
+void measure_tuple(const SourceClass& known, const std::string& key, Signatures& signatures, TypeCount& count) {
+  std::vector<TypeTree> types;
+  for (const auto& line : known.attributes) {
+    Scope scope;
+    std::string name;
+    TypeTree type;
+    if (read_class_line(line, signatures, scope, count, name, type)) types.push_back(type);
+  }
+  count.add(signatures.tuples[key] = tuple_of(types), known.line);
+}
+
+/// Reads the tuples with names, those first that others hold. Throws `SourceError` for one that holds itself.
+void read_tuples(const ParsedSource& source, Signatures& signatures, TypeCount& count) {
+  std::set<std::string> entered;
+  std::vector<std::string> todo;
+  for (const auto& [key, known] : source.classes)
+    if (known.is_tuple) todo.push_back(key);
+  while (!todo.empty()) {
+    const auto key = todo.back();
+    if (signatures.tuples.count(key)) {
+      todo.pop_back();
+      continue;
+    }
+    const auto& known = source.classes.at(key);
+    const auto before = todo.size();
+    for (const auto& held : keys_in(known)) {
+      const auto other = source.classes.find(held);
+      if (other != source.classes.end() && other->second.is_tuple && !signatures.tuples.count(held)) todo.push_back(held);
+    }
+    const bool is_missing = todo.size() > before;
+    if (is_missing && !entered.insert(key).second) known.line.fail("a tuple that holds itself");
+    if (!is_missing) measure_tuple(known, key, signatures, count);
+  }
+}
+
+/// Reads the attributes of all classes; the classes as definitions, of what their attributes name.
+Definitions read_classes(const ParsedSource& source, Signatures& signatures, TypeCount& count) {
+  Definitions definitions;
+  for (const auto& [key, known] : source.classes) {
+    Scope scope;
+    for (const auto& line : known.attributes) {
+      std::string name;
+      TypeTree type;
+      if (!read_class_line(line, signatures, scope, count, name, type)) continue;
+      for (const auto& owner : {key, std::string()}) keep_type(signatures.attributes, key_in(owner, name), type);
+    }
+    scope.named.erase(key);
+    definitions[key] = {known.line, 0, scope.named, {}};
+  }
+  return definitions;
+}
+
+/// Keeps what a name stands for: of several values, from branches and loops, the largest counts.
+void assign(Scope& scope, const std::string& name, const TypeTree& type) {
+  if (!name.empty() && (type.depth || !type.owner.empty())) keep_type(scope.values, name, type);
+}
+
+/// Reads the types of a function's arguments; that of its result.
+TypeTree read_header(const SourceFunction& function, const Signatures& signatures, Scope& scope, TypeCount& count) {
+  ExpressionReader reader(function.header, signatures, scope, count);
+  reader.expect("def");
+  reader.take_name();
+  reader.expect("(");
+  // The first argument of a method may be without a type.
+  auto type = function.owner.empty() ? TypeTree{} : object_of(function.owner);
+  while (!reader.take(")")) {
+    const auto argument = reader.take_name();
+    if (reader.take(":")) type = reader.read().type;
+    assign(scope, argument, type);
+    type = {};
+    if (reader.take("=")) reader.read();
+    if (!reader.take(",")) {
+      reader.expect(")");
+      break;
+    }
+  }
+  // What is not said would be inferred.
+  reader.expect("->");
+  const auto result = reader.read().type;
+  reader.expect(":");
+  reader.expect_end();
+  return result;
+}
+
+/// What each of so many names stands for.
+std::vector<Operand> unpack(const std::vector<Operand>& values, size_t count, bool has_comma) {
+  if (values.size() == count && !(count == 1 && has_comma)) return values;
+  std::vector<TypeTree> types;
+  for (const auto& value : values) types.push_back(value.type);
+  const auto whole = types.size() == 1 ? types[0] : tuple_of(types);
+  const bool is_tuple = whole.elements && whole.elements->size() == count;
+  std::vector<Operand> all(count);
+  const auto& one = whole.inner ? *whole.inner : whole;
+  for (size_t i = 0; i < count; ++i) all[i].type = is_tuple ? (*whole.elements)[i] : one;
+  return all;
+}
+
+/// Reads an expression that stands alone, or that is given to names, to a name of a type, or to an attribute.
+void read_assignment(ExpressionReader& reader, Scope& scope) {
+  const auto targets = reader.read_all();
+  const auto name_of = [](const Operand& target) { return target.path.size() == 1 ? target.path[0] : std::string(); };
+  if (reader.take(":")) {
+    const auto type = reader.read().type;
+    if (reader.take("=")) reader.read();
+    assign(scope, name_of(targets[0]), type);
+  } else if (reader.take("=")) {
+    const bool has_comma = reader.word_before_last() == ",";
+    const auto values = unpack(reader.read_all(), targets.size(), has_comma);
+    for (size_t i = 0; i < targets.size(); ++i) {
+      const auto name = name_of(targets[i]);
+      if (!values[i].path.empty() && values[i].path[0] == "__torch__")
+        scope.functions[name] = values[i].path;
+      assign(scope, name, values[i].type);
+    }
+  }
+}
+
+void read_statement(const SourceLine& line, const Signatures& signatures, Scope& scope, TypeCount& count) {
+  ExpressionReader reader(line, signatures, scope, count);
+  if (reader.take("pass")) {
+  } else if (reader.take("else")) {
+    reader.expect(":");
+  } else if (reader.take("return")) {
+    if (!reader.word().empty()) reader.read_all();
+  } else if (reader.take("if") || reader.take("while")) {
+    reader.read();
+    reader.expect(":");
+  } else if (reader.take("for")) {
+    reader.take_name();
+    reader.expect("in");
+    reader.expect("range");
+    reader.read();
+    reader.expect(":");
+  } else if (reader.take("with")) {
+    const auto value = reader.read();
+    for (const char* name : {"__enter__", "__exit__"}) scope.called.push_back(key_in(value.type.owner, name));
+    if (reader.take("as")) assign(scope, reader.take_name(), value.type);
+    reader.expect(":");
+  } else {
+    read_assignment(reader, scope);
+  }
+  reader.expect_end();
+}
+
+void define(Definitions& definitions, const SourceFunction& function, const Scope& scope) {
+  auto& definition = definitions.emplace(function.key, Definition{function.header, 0, {}, {}}).first->second;
+  definition.lines += 1 + function.body.size();
+  definition.named.insert(scope.named.begin(), scope.named.end());
+  definition.named.erase(function.owner);
+  definition.called.insert(definition.called.end(), scope.called.begin(), scope.called.end());
+  if (function.owner.empty()) return;
+  definitions.at(function.owner).named.insert(function.key);
+  const auto any = key_in("", function.name);
+  definitions.emplace(any, Definition{function.header, 0, {}, {}}).first->second.called.push_back(function.key);
+}
+
+}  // namespace
+
+void check_source(const std::vector<std::pair<std::string, std::string>>& records) {
+  ParsedSource source;
+  for (const auto& [record, data] : records) read_record(source, record, data);
+  Signatures signatures;
+  TypeCount count;
+  for (const auto& [key, known] : source.classes)
+    if (!known.is_tuple) signatures.classes.insert(key);
+  read_tuples(source, signatures, count);
+  auto definitions = read_classes(source, signatures, count);
+  for (const auto& function : source.functions)
+    if (function.owner.empty()) signatures.functions.insert(function.key);
+  std::vector<Scope> scopes(source.functions.size());
+  std::vector<TypeTree> results;
+  for (size_t i = 0; i < scopes.size(); ++i)
+    results.push_back(read_header(source.functions[i], signatures, scopes[i], count));
+  for (size_t i = 0; i < scopes.size(); ++i) {
+    const auto& function = source.functions[i];
+    keep_type(signatures.results, function.key, results[i]);
+    if (!function.owner.empty()) keep_type(signatures.results, key_in("", function.name), results[i]);
+  }
+  for (size_t i = 0; i < scopes.size(); ++i) {
+    for (const auto& line : source.functions[i].body) read_statement(line, signatures, scopes[i], count);
+    define(definitions, source.functions[i], scopes[i]);
+    scopes[i] = {};
+  }
+  check_calls(definitions);
+}
+
+}  // namespace torchferry

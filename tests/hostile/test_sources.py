@@ -1,0 +1,307 @@
+"""Source of TorchScript that costs torch's compiler time, memory or its stack: both readers refuse it before torch
+reads it, and read the same in source that changed."""
+
+from __future__ import annotations
+
+import random
+import re
+import subprocess
+import zipfile
+from collections.abc import Callable, Iterable
+
+import pytest
+from project import ROOT, mark_rest_thorough
+from tampering import Records, rewrite
+from two_readers import Forge, expect_taken, list_wrong_answers
+
+from exporter.archive.source_types import check_source
+
+CODE = "code/__torch__/torchferry/___torch_mangle_0.py"
+MODULE = "__torch__.torchferry.___torch_mangle_0"
+HEADER = re.compile(r"class (\w+)\(Module\):\n(?:  [^d\s].*\n)*", re.MULTILINE)
+FORWARD = re.compile(r"  def forward\(.*?\) -> [^\n]*:\n", re.DOTALL)
+
+
+def change_code(change: Callable[[str], str]) -> Forge:
+    def apply(records: Records) -> None:
+        records[CODE] = change(records[CODE].decode()).encode()
+
+    return lambda path: rewrite(path, apply, manifest=True)
+
+
+def begin_forward(*lines: str) -> Forge:
+    """Put statements where ``forward`` begins; ``{x}`` is the first of its inputs."""
+
+    def change(code: str) -> str:
+        match = FORWARD.search(code)
+        assert match
+        name = re.findall(r"(\w+): Tensor", match[0])[0]
+        body = "".join(f"    {line}\n" for line in lines).replace("{x}", name)
+        return code[: match.end()] + body + code[match.end() :]
+
+    return change_code(change)
+
+
+def add_methods(methods: Iterable[str]) -> Forge:
+    """Put methods into the model's class; ``{C}`` is its path."""
+
+    def change(code: str) -> str:
+        match = HEADER.search(code)
+        assert match
+        text = "".join(methods).replace("{C}", f"{MODULE}.{match[1]}")
+        return code[: match.end()] + text + code[match.end() :]
+
+    return change_code(change)
+
+
+def add_definitions(definitions: Iterable[str]) -> Forge:
+    return change_code(lambda code: code + "".join(definitions).replace("{M}", MODULE))
+
+
+def put_in_each_other(count: int, display: str) -> list[str]:
+    return ["w0 = {x}", *(f"w{i + 1} = {display.replace('T', f'w{i}')}" for i in range(count))]
+
+
+def chain_functions(count: int, call: str) -> list[str]:
+    first = "def f0(x: Tensor) -> Tensor:\n  return x\n"
+    return [first] + [
+        f"def f{i + 1}(x: Tensor) -> Tensor:\n  return {call.replace('F', f'{{M}}.f{i}(x, )')}\n" for i in range(count)
+    ]
+
+
+def chain_methods(count: int, call: str) -> list[str]:
+    first = "  def m0(self: {C}, x: Tensor) -> Tensor:\n    return x\n"
+    return [first] + [
+        f"  def m{i + 1}(self: {{C}}, x: Tensor) -> Tensor:\n    return {call.replace('F', f'(self).m{i}(x, )')}\n"
+        for i in range(count)
+    ]
+
+
+def chain_classes(count: int) -> list[str]:
+    first = "class C0:\n  a : Tensor\n"
+    return [first] + [f"class C{i + 1}:\n  a : {{M}}.C{i}\n" for i in range(count)]
+
+
+def chain_tuples(count: int) -> list[str]:
+    first = "class T0(NamedTuple):\n  a : Tensor\n  b : Tensor\n"
+    lines = [f"class T{i + 1}(NamedTuple):\n  a : {{M}}.T{i}\n  b : {{M}}.T{i}\n" for i in range(count)]
+    return [first, *lines]
+
+
+# A tuple of tuples that hold each other twice over, 40 deep, of which a pickle needs four bytes each.
+DOUBLED = b"\x80\x02(K\x01" + b"".join(b"q%ch%c\x86" % (i, i) for i in range(40)) + b"t."
+PARTS, DEPTH, LINES, FORM, CYCLE = "parts", "in each other", "lines with all", "does not write", "itself"
+HOSTILE: dict[str, tuple[Forge, str]] = {
+    "tuples that double": (begin_forward(*put_in_each_other(40, "(T, T)")), PARTS),
+    "tuples that double in branches": (
+        begin_forward("w = ({x}, {x})", *["if True:", "  w = (w, w)", "else:", "  w = (w, w)"] * 30),
+        PARTS,
+    ),
+    "tuples that double through annotations": (
+        begin_forward(*put_in_each_other(40, "(unchecked_cast(Tensor, {x}), T, T)")),
+        PARTS,
+    ),
+    "tuples that double through lists": (begin_forward(*put_in_each_other(40, "([T][0], [T][0])")), PARTS),
+    "tuples that double through pairs": (
+        begin_forward(
+            "w0 = ({x}, {x})", *(f'd{i} = {{"a": (w{i}, w{i})}}\n    w{i + 1} = torch.items(d{i})' for i in range(30))
+        ),
+        PARTS,
+    ),
+    "tuples that double through generic operators": (
+        begin_forward("w0 = [{x}]", *(f"w{i + 1} = torch.list([(w{i}, w{i})])" for i in range(40))),
+        PARTS,
+    ),
+    "tuples that double through what they are unpacked to": (
+        begin_forward("w0 = ({x}, {x})", *(f"v{i}, u{i}, = ((w{i}, w{i}), 1)\n    w{i + 1} = v{i}" for i in range(40))),
+        PARTS,
+    ),
+    "tuples with names that double": (add_definitions(chain_tuples(40)), PARTS),
+    "a tuple with names that holds itself": (
+        add_definitions(["class T(NamedTuple):\n  a : {M}.U\nclass U(NamedTuple):\n  a : {M}.T\n"]),
+        CYCLE,
+    ),
+    "many types that are large": (
+        begin_forward(*put_in_each_other(14, "(T, T)"), *["v = w14"] * 200),
+        "parts in all",
+    ),
+    "a type without end in what a function gives": (
+        add_definitions(["def f0(x: Tensor):\n  return (x, x)\n"]),
+        FORM,
+    ),
+    "lists in each other": (begin_forward(*put_in_each_other(2000, "[T]")), DEPTH),
+    "tuples of one in each other": (begin_forward(*put_in_each_other(2000, "(T,)")), DEPTH),
+    "a loop over a tuple": (begin_forward("w = ({x}, {x})", "for v in w:", "  pass"), FORM),
+    "values with a star": (begin_forward("w = ({x}, {x})", "v = (*w, *w)"), FORM),
+    "a comprehension": (begin_forward("w = [a for a in ({x}, {x})]"), FORM),
+    "pairs of two lists": (begin_forward("w = list(zip([{x}], [{x}]))"), FORM),
+    "a sum of tuples": (begin_forward("w = ({x}, {x}) + ({x}, {x})"), FORM),
+    "a sum of many": (begin_forward("w = " + "{x} + " * 100_000 + "1"), FORM),
+    "many signs": (begin_forward("w = torch.mul({x}, " + "- " * 100_000 + "1)"), FORM),
+    "numbers after each other": (begin_forward("w = torch.mul({x}, 1" + " - 1j" * 100_000 + ")"), FORM),
+    "a long elif": (begin_forward("if True:", "  pass", *["elif True:", "  pass"] * 1000), FORM),
+    "a conditional expression": (begin_forward("w = {x} if True else {x}"), FORM),
+    "many elements": (begin_forward("w = {x}" + "[0]" * 100_000), "after each other"),
+    "many attributes": (begin_forward("w = {x}" + ".grad" * 100_000), "after each other"),
+    "many calls": (begin_forward("w = {x}" + ".relu()" * 100_000), "after each other"),
+    "a function in a function": (begin_forward("def f():", "  return 1"), FORM),
+    "functions that name each other": (add_definitions(chain_functions(2000, "F")), DEPTH),
+    "methods that name each other": (add_methods(chain_methods(2000, "F")), DEPTH),
+    "classes that name each other": (add_definitions(chain_classes(2000)), DEPTH),
+    "functions that call each other twice": (add_definitions(chain_functions(40, "torch.add(F, F)")), LINES),
+    "methods that call each other twice": (add_methods(chain_methods(40, "torch.add(F, F)")), LINES),
+    "a function that calls itself": (add_definitions(["def f(x: Tensor) -> Tensor:\n  return {M}.f(x, )\n"]), CYCLE),
+    "text that is not closed": (begin_forward('w = "a'), FORM),
+    "a statement outside of functions": (add_definitions(["a = 1\n"]), FORM),
+    "a zero byte": (begin_forward("w = \0"), FORM),
+    "tuples of a pickle that double": (
+        lambda p: rewrite(p, lambda r: r.update({"constants.pkl": DOUBLED}), manifest=True),
+        "none were shared",
+    ),
+}
+HONEST = expect_taken(
+    {
+        "tuples in tuples": begin_forward(*put_in_each_other(12, "(T, T)")),
+        "a wide tuple": begin_forward("w = (" + ", ".join(["{x}"] * 30_000) + ")"),
+        "lists of lists": begin_forward(*put_in_each_other(30, "[T]")),
+        "functions that call each other": add_definitions(chain_functions(90, "F")),
+        "functions that call each other twice": add_definitions(chain_functions(17, "torch.add(F, F)")),
+        "methods that call each other": add_methods(chain_methods(60, "F")),
+        "classes of classes": add_definitions(chain_classes(90)),
+        "tuples with names": add_definitions(chain_tuples(12)),
+        "complex numbers": begin_forward("w = [1.5-2.j, -inf, nan, -1e-05]"),
+        "a loop and an empty branch": begin_forward(
+            *("w = annotate(List[int], [])", "for u in range(2):", "  v = torch.append(w, u)"),
+            *("if True:", "  pass", "else:", "  pass"),
+        ),
+    }
+)
+
+
+@pytest.mark.parametrize("forgeries", [HOSTILE, HONEST], ids=["forged", "unusual"])
+def test_both_readers(forgeries, eq_path, tmp_path):
+    problems = list_wrong_answers(eq_path, forgeries, tmp_path)
+    assert not problems, "\n".join(problems)
+
+
+# Reads a list of records, a line with a name and a path for each, and an empty line behind those of each file.
+PROGRAM = r"""
+#include <algorithm>
+#include <fstream>
+#include <iostream>
+#include <sstream>
+#include "source_lines.hpp"
+#include "source_types.hpp"
+
+int main() {
+  std::vector<std::pair<std::string, std::string>> records;
+  for (std::string line; std::getline(std::cin, line);) {
+    if (!line.empty()) {
+      const auto tab = line.find('\t');
+      std::stringstream text;
+      text << std::ifstream(line.substr(tab + 1), std::ios::binary).rdbuf();
+      records.emplace_back(line.substr(0, tab), text.str());
+      continue;
+    }
+    try {
+      torchferry::check_source(records);
+      std::cout << "taken\n";
+    } catch (const torchferry::SourceError&) {
+      std::cout << "refused\n";
+    }
+    records.clear();
+  }
+}
+"""
+WORDS = [
+    *(
+        "(",
+        ")",
+        "[",
+        "]",
+        "{",
+        "}",
+        ",",
+        ".",
+        ":",
+        "=",
+        "-",
+        "+",
+        "->",
+        "*",
+        "\n",
+        "\t",
+        '"',
+        "\\",
+        "#",
+        "\r",
+        "\0",
+        "é",
+    ),
+    *("def", "if", "for", "in", "range", "torch", "Tuple", "annotate", "1", "1e5", "2j", "inf", "as", "class", "items"),
+    *("self", "__torch__", "NamedTuple", "return", "x", "y0", "f(x)", ".a", " = ", "  ", "\n  ", "(a, b)", "[a]", "é"),
+]
+FEW, MANY = 400, 10_000
+
+
+def change_words(text: str, draw: random.Random) -> str:
+    """Lose, double, replace or swap words, some times."""
+    words = re.findall(r"\w+|\s+|.", text)
+    for _ in range(draw.choice((1, 1, 2, 5))):
+        place, other, length = draw.randrange(len(words)), draw.randrange(len(words)), draw.randrange(1, 30)
+        kind = draw.choice(("lose", "insert", "replace", "swap", "double", "cut"))
+        if kind == "lose":
+            words[place] = ""
+        elif kind == "insert":
+            words.insert(place, draw.choice(WORDS))
+        elif kind == "replace":
+            words[place] = draw.choice((*WORDS, words[other]))
+        elif kind == "swap":
+            words[place], words[other] = words[other], words[place]
+        elif kind == "double":
+            words[place:place] = words[place : place + length]
+        else:
+            words[place : place + length] = []
+    return "".join(words)
+
+
+def is_taken(records: list[tuple[str, bytes]]) -> bool:
+    try:
+        check_source(records)
+    except ValueError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("count", mark_rest_thorough([FEW], [MANY]))
+def test_both_languages_read_changed_source_alike(count, tmp_path):
+    sources = sorted((ROOT / "runtime_checks" / "native" / "src").glob("source_*.cpp"))
+    (tmp_path / "read.cpp").write_text(PROGRAM)
+    program, folder = tmp_path / "read", ROOT / "runtime_checks" / "native"
+    include = [f"-I{folder / 'src'}", f"-I{folder / 'include'}"]
+    command = ["g++", "-std=c++17", "-O1", *include, tmp_path / "read.cpp", *sources, "-o", program]
+    subprocess.run(command, check=True, timeout=300)
+    originals = []
+    for path in sorted((ROOT / "artifacts").glob("*.pt")):
+        with zipfile.ZipFile(path) as archive:
+            names = [name for name in archive.namelist() if "/code/" in name and name.endswith(".py")]
+            originals.append([(name.partition("/")[2], archive.read(name).decode()) for name in names])
+    draw, listing, answers = random.Random(0), "", list[bool]()
+    for number in range(count):
+        records = list(originals[number % len(originals)])
+        # The first files are as they are.
+        if number >= len(originals):
+            victim = draw.randrange(len(records))
+            records[victim] = (records[victim][0], change_words(records[victim][1], draw))
+        written = [(name, text.encode()) for name, text in records]
+        for i, (name, data) in enumerate(written):
+            place = tmp_path / f"{number}-{i}"
+            place.write_bytes(data)
+            listing += f"{name}\t{place}\n"
+        listing += "\n"
+        answers.append(is_taken(written))
+    done = subprocess.run([program], input=listing, capture_output=True, text=True, check=True, timeout=300)
+    assert done.stdout.split() == ["taken" if taken else "refused" for taken in answers]
+    assert all(answers[: len(originals)])
+    # The control: changes are seen, and not all of them matter.
+    assert 0.02 < sum(answers) / count < 0.9
