@@ -26,8 +26,8 @@ MAX_SHARED_VALUES = 2**22
 MAX_TYPE_PARTS, MAX_TYPE_DEPTH, MAX_TYPES = 2**16, 100, 2**22
 # Attributes, elements and calls after each other, which torch's compiler walks through by recursion.
 MAX_CHAIN = 100
-# Classes and functions that name each other, which it walks through in the same way, and lines of a class or function
-# with all that it calls.
-MAX_NAMED_DEPTH, MAX_INLINED_LINES = 100, 2**20
+# Classes and functions that name each other, which it walks through in the same way, and lines of a function with all
+# that it calls, beyond those of the source: torch's freezing takes time with the square of them.
+MAX_NAMED_DEPTH, MAX_REPEATED_LINES = 100, 2**16
 # Of two numbers that differ by as much as they are large nothing is known.
 MAX_RELATIVE_TOLERANCE = 1.0

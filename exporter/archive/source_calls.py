@@ -1,4 +1,4 @@
-"""What the source of a TorchScript file names: how deep in each other, and how long it is with all calls inlined.
+"""What the source of a TorchScript file names: how deep in each other, and how long that is with all calls inlined.
 
 torch's compiler reads a class or a function where another first names it, by recursion, and its executor inlines what a
 method calls, as often as it is called. ``runtime_checks/native/src/source_calls.cpp`` counts the same."""
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from exporter.archive.format_limits import MAX_INLINED_LINES, MAX_NAMED_DEPTH
+from exporter.archive.format_limits import MAX_NAMED_DEPTH, MAX_REPEATED_LINES
 from exporter.archive.source_lines import SourceLine
 
 
@@ -26,6 +26,7 @@ def check_calls(definitions: Mapping[str, Definition]) -> None:
     """Check how deep definitions are in each other. Raises ``ValueError``, also for one that needs itself."""
     lines, depths, entered = dict[str, int](), dict[str, int](), set[str]()
     todo = list(definitions)
+    most = sum(d.lines for d in definitions.values()) + MAX_REPEATED_LINES
     while todo:
         key = todo[-1]
         if key in depths:
@@ -44,5 +45,5 @@ def check_calls(definitions: Mapping[str, Definition]) -> None:
         lines[key] = definition.lines + sum(lines[n] for n in definition.called if n in definitions)
         if depths[key] > MAX_NAMED_DEPTH:
             raise definition.line.fail(f"{depths[key]} classes and functions in each other")
-        if lines[key] > MAX_INLINED_LINES:
+        if lines[key] > most:
             raise definition.line.fail(f"{lines[key]} lines with all that is called")

@@ -88,35 +88,35 @@ def chain_tuples(count: int) -> list[str]:
     return [first, *lines]
 
 
-# A tuple of tuples that hold each other twice over, 40 deep, of which a pickle needs four bytes each.
-DOUBLED = b"\x80\x02(K\x01" + b"".join(b"q%ch%c\x86" % (i, i) for i in range(40)) + b"t."
+# A tuple of tuples that hold each other twice over, 23 deep, of which a pickle needs four bytes each.
+DOUBLED = b"\x80\x02(K\x01" + b"".join(b"q%ch%c\x86" % (i, i) for i in range(23)) + b"t."
 PARTS, DEPTH, LINES, FORM, CYCLE = "parts", "in each other", "lines with all", "does not write", "itself"
 HOSTILE: dict[str, tuple[Forge, str]] = {
-    "tuples that double": (begin_forward(*put_in_each_other(40, "(T, T)")), PARTS),
+    "tuples that double": (begin_forward(*put_in_each_other(18, "(T, T)")), PARTS),
     "tuples that double in branches": (
-        begin_forward("w = ({x}, {x})", *["if True:", "  w = (w, w)", "else:", "  w = (w, w)"] * 30),
+        begin_forward("w = ({x}, {x})", *["if True:", "  w = (w, w)", "else:", "  w = (w, w)"] * 9),
         PARTS,
     ),
     "tuples that double through annotations": (
-        begin_forward(*put_in_each_other(40, "(unchecked_cast(Tensor, {x}), T, T)")),
+        begin_forward(*put_in_each_other(18, "(unchecked_cast(Tensor, {x}), T, T)")),
         PARTS,
     ),
-    "tuples that double through lists": (begin_forward(*put_in_each_other(40, "([T][0], [T][0])")), PARTS),
+    "tuples that double through lists": (begin_forward(*put_in_each_other(18, "([T][0], [T][0])")), PARTS),
     "tuples that double through pairs": (
         begin_forward(
-            "w0 = ({x}, {x})", *(f'd{i} = {{"a": (w{i}, w{i})}}\n    w{i + 1} = torch.items(d{i})' for i in range(30))
+            "w0 = ({x}, {x})", *(f'd{i} = {{"a": (w{i}, w{i})}}\n    w{i + 1} = torch.items(d{i})' for i in range(18))
         ),
         PARTS,
     ),
     "tuples that double through generic operators": (
-        begin_forward("w0 = [{x}]", *(f"w{i + 1} = torch.list([(w{i}, w{i})])" for i in range(40))),
+        begin_forward("w0 = [{x}]", *(f"w{i + 1} = torch.list([(w{i}, w{i})])" for i in range(18))),
         PARTS,
     ),
     "tuples that double through what they are unpacked to": (
-        begin_forward("w0 = ({x}, {x})", *(f"v{i}, u{i}, = ((w{i}, w{i}), 1)\n    w{i + 1} = v{i}" for i in range(40))),
+        begin_forward("w0 = ({x}, {x})", *(f"v{i}, u{i}, = ((w{i}, w{i}), 1)\n    w{i + 1} = v{i}" for i in range(18))),
         PARTS,
     ),
-    "tuples with names that double": (add_definitions(chain_tuples(40)), PARTS),
+    "tuples with names that double": (add_definitions(chain_tuples(18)), PARTS),
     "a tuple with names that holds itself": (
         add_definitions(["class T(NamedTuple):\n  a : {M}.U\nclass U(NamedTuple):\n  a : {M}.T\n"]),
         CYCLE,
@@ -129,6 +129,7 @@ HOSTILE: dict[str, tuple[Forge, str]] = {
         add_definitions(["def f0(x: Tensor):\n  return (x, x)\n"]),
         FORM,
     ),
+    "pairs in each other": (begin_forward(*put_in_each_other(60, 'torch.items({"a": T})')), DEPTH),
     "lists in each other": (begin_forward(*put_in_each_other(2000, "[T]")), DEPTH),
     "tuples of one in each other": (begin_forward(*put_in_each_other(2000, "(T,)")), DEPTH),
     "a loop over a tuple": (begin_forward("w = ({x}, {x})", "for v in w:", "  pass"), FORM),
@@ -148,8 +149,8 @@ HOSTILE: dict[str, tuple[Forge, str]] = {
     "functions that name each other": (add_definitions(chain_functions(2000, "F")), DEPTH),
     "methods that name each other": (add_methods(chain_methods(2000, "F")), DEPTH),
     "classes that name each other": (add_definitions(chain_classes(2000)), DEPTH),
-    "functions that call each other twice": (add_definitions(chain_functions(40, "torch.add(F, F)")), LINES),
-    "methods that call each other twice": (add_methods(chain_methods(40, "torch.add(F, F)")), LINES),
+    "functions that call each other twice": (add_definitions(chain_functions(17, "torch.add(F, F)")), LINES),
+    "methods that call each other twice": (add_methods(chain_methods(17, "torch.add(F, F)")), LINES),
     "a function that calls itself": (add_definitions(["def f(x: Tensor) -> Tensor:\n  return {M}.f(x, )\n"]), CYCLE),
     "text that is not closed": (begin_forward('w = "a'), FORM),
     "a statement outside of functions": (add_definitions(["a = 1\n"]), FORM),
@@ -165,7 +166,7 @@ HONEST = expect_taken(
         "a wide tuple": begin_forward("w = (" + ", ".join(["{x}"] * 30_000) + ")"),
         "lists of lists": begin_forward(*put_in_each_other(30, "[T]")),
         "functions that call each other": add_definitions(chain_functions(90, "F")),
-        "functions that call each other twice": add_definitions(chain_functions(17, "torch.add(F, F)")),
+        "functions that call each other twice": add_definitions(chain_functions(14, "torch.add(F, F)")),
         "methods that call each other": add_methods(chain_methods(60, "F")),
         "classes of classes": add_definitions(chain_classes(90)),
         "tuples with names": add_definitions(chain_tuples(12)),

@@ -25,8 +25,8 @@ constexpr uint64_t kMaxTypeDepth = 100;
 constexpr uint64_t kMaxTypes = uint64_t{1} << 22;
 /// Attributes, elements and calls after each other, which torch's compiler walks through by recursion.
 constexpr int kMaxChain = 100;
-/// Classes and functions that name each other, and lines of one with all that it calls.
+/// Classes and functions that name each other, and lines of one with all that it calls, beyond those of the source.
 constexpr uint64_t kMaxNamedDepth = 100;
-constexpr uint64_t kMaxInlinedLines = uint64_t{1} << 20;
+constexpr uint64_t kMaxRepeatedLines = uint64_t{1} << 16;
 
 }  // namespace torchferry
