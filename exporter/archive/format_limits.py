@@ -22,12 +22,16 @@ MAX_NESTING = 16
 MAX_SOURCE_NESTING = 500
 # Values of a pickle beyond those that it has, if none were shared.
 MAX_SHARED_VALUES = 2**22
+# Parts of a constant: torch's compiler takes time with the square of them wherever one is used.
+MAX_CONSTANT_PARTS = 1000
 # Parts of a type in that source, tuples and lists in each other, and parts of the types of all values together.
 MAX_TYPE_PARTS, MAX_TYPE_DEPTH, MAX_TYPES = 2**16, 100, 2**22
 # Attributes, elements and calls after each other, which torch's compiler walks through by recursion.
 MAX_CHAIN = 100
-# Classes and functions that name each other, which it walks through in the same way, and lines of a function with all
-# that it calls, beyond those of the source: torch's freezing takes time with the square of them.
-MAX_NAMED_DEPTH, MAX_REPEATED_LINES = 100, 2**16
+# Classes and functions that name each other, which it walks through in the same way.
+MAX_NAMED_DEPTH = 100
+# How long a function is with all that it calls: so many times the source, and so many characters. torch's freezing
+# takes time with the square of it.
+MAX_REPEATS, MAX_REPEATED_TEXT = 8, 2**20
 # Of two numbers that differ by as much as they are large nothing is known.
 MAX_RELATIVE_TOLERANCE = 1.0

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pickletools
 
-from exporter.archive.format_limits import MAX_SHARED_VALUES
+from exporter.archive.format_limits import MAX_SHARED_VALUES, MAX_SOURCE_NESTING
 
 _POPPED = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3, "REDUCE": 2, "BUILD": 2, "NEWOBJ": 2, "BINPERSID": 1}
 # What goes into the container below.
@@ -14,10 +14,10 @@ _INTO = {"APPEND": 1, "SETITEM": 2}
 _IDLE = ("PROTO", "STOP")
 
 
-def measure_depth(pickled: bytes) -> int:
+def measure_depth(pickled: bytes, most_parts: int = MAX_SHARED_VALUES) -> int:
     """Return how deep containers are nested in what a pickle makes. Raises ``ValueError`` for one that holds itself,
-    for one that is very much larger without sharing, for one that keeps a value further off than it has kept, and for
-    what is no pickle."""
+    for one that is very much larger without sharing, for one that holds a value of more than ``most_parts``, for one
+    that keeps a value further off than it has kept, and for what is no pickle."""
     # What each value holds, by its number: a container may grow after others hold it.
     contents: list[list[int]] = []
     stack, marks, memo = list[int](), list[int](), dict[int, int]()
@@ -52,13 +52,16 @@ def measure_depth(pickled: bytes) -> int:
             elif name == "TUPLE" or name in _POPPED:
                 push(take(_POPPED.get(name)))
             elif name not in _IDLE:
+                # torch parses the names of types by recursion.
+                if name == "BINUNICODE" and str(argument).count("[") > MAX_SOURCE_NESTING:
+                    raise ValueError(f"a text with more than {MAX_SOURCE_NESTING} brackets")
                 push([])
     except (IndexError, KeyError) as error:
         raise ValueError(f"a pickle takes what is not there: {error}") from None
-    return _find_longest_path(contents, stack[-1]) if stack else 0
+    return _find_longest_path(contents, stack[-1], most_parts) if stack else 0
 
 
-def _find_longest_path(contents: list[list[int]], root: int) -> int:
+def _find_longest_path(contents: list[list[int]], root: int, most_parts: int) -> int:
     """Return how many containers are in each other below a value. Raises ``ValueError`` where one holds itself, and
     where those that share what they hold double often: torch walks through a constant as if nothing was shared."""
     depths, is_open, todo = dict[int, int](), set[int](), [root]
@@ -80,6 +83,8 @@ def _find_longest_path(contents: list[list[int]], root: int) -> int:
             sizes[value] = 1 + sum(sizes[inner] for inner in contents[value])
         if sizes[value] > largest:
             raise ValueError(f"a pickle of more than {largest} values if none were shared")
+        if value != root and sizes[value] > most_parts:
+            raise ValueError(f"a value of {sizes[value]} parts in a pickle")
         is_open.discard(value)
         todo.pop()
     return depths[root]

@@ -26,10 +26,12 @@ from exporter.archive.cases import Cases, ReferenceCase, pack_cases, unpack_case
 from exporter.archive.container_kinds import GRAPHS
 from exporter.archive.contract import Contract, contract_from_json
 from exporter.archive.format_limits import (
+    MAX_CONSTANT_PARTS,
     MAX_CONTRACT_BYTES,
     MAX_INFLATED_BYTES,
     MAX_NAME,
     MAX_RECORDS,
+    MAX_SHARED_VALUES,
     MAX_SOURCE_NESTING,
 )
 from exporter.archive.nesting import measure_depth, measure_source_depth
@@ -303,7 +305,8 @@ def check_no_code_at_load(records: Collection[tuple[str, bytes]], where: str) ->
         if forbidden:
             what, got = "the file has code that runs while it is loaded", f"{forbidden} in the record {name}"
             raise ArchiveError(what, where=where, got=got, expected="methods that a host calls", mend=mend)
-        depth = measure_depth(data) if is_pickle else measure_source_depth(data)
+        most = MAX_CONSTANT_PARTS if name.lower() == "constants.pkl" else MAX_SHARED_VALUES
+        depth = measure_depth(data, most) if is_pickle else measure_source_depth(data)
         if depth > MAX_SOURCE_NESTING:
             what, got = "a record of the file is nested too deeply", f"{depth} levels in the record {name}"
             raise ArchiveError(what, where=where, got=got, expected=f"at most {MAX_SOURCE_NESTING}", mend=mend)

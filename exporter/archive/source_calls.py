@@ -8,25 +8,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from exporter.archive.format_limits import MAX_NAMED_DEPTH, MAX_REPEATED_LINES
+from exporter.archive.format_limits import MAX_NAMED_DEPTH, MAX_REPEATED_TEXT, MAX_REPEATS
 from exporter.archive.source_lines import SourceLine
 
 
 @dataclass
 class Definition:
-    """A class, a function or a method: how many lines it has, and the keys of what it names, and of what it calls."""
+    """A class, a function or a method: how long its text is, and the keys of what it names, and of what it calls."""
 
     line: SourceLine
-    lines: int = 0
+    length: int = 0
     named: set[str] = field(default_factory=set)
     called: list[str] = field(default_factory=list)
 
 
 def check_calls(definitions: Mapping[str, Definition]) -> None:
     """Check how deep definitions are in each other. Raises ``ValueError``, also for one that needs itself."""
-    lines, depths, entered = dict[str, int](), dict[str, int](), set[str]()
+    lengths, depths, entered = dict[str, int](), dict[str, int](), set[str]()
     todo = list(definitions)
-    most = sum(d.lines for d in definitions.values()) + MAX_REPEATED_LINES
+    longest = MAX_REPEATS * sum(d.length for d in definitions.values()) + MAX_REPEATED_TEXT
     while todo:
         key = todo[-1]
         if key in depths:
@@ -42,8 +42,8 @@ def check_calls(definitions: Mapping[str, Definition]) -> None:
         if missing:
             continue
         depths[key] = 1 + max((depths[n] for n in needed), default=0)
-        lines[key] = definition.lines + sum(lines[n] for n in definition.called if n in definitions)
+        lengths[key] = definition.length + sum(lengths[n] for n in definition.called if n in definitions)
         if depths[key] > MAX_NAMED_DEPTH:
             raise definition.line.fail(f"{depths[key]} classes and functions in each other")
-        if lines[key] > most:
-            raise definition.line.fail(f"{lines[key]} lines with all that is called")
+        if lengths[key] > longest:
+            raise definition.line.fail(f"{lengths[key]} characters with all that is called")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
 from exporter.archive.format_limits import MAX_CHAIN, MAX_TYPE_DEPTH, MAX_TYPE_PARTS, MAX_TYPES
 from exporter.archive.source_lines import SourceLine
@@ -18,9 +18,15 @@ GENERIC = frozenset({
 })  # fmt: skip
 PAIRS = frozenset({"items", "popitem"})
 _CASTS = frozenset({"annotate", "unchecked_cast", "uninitialized"})
-_PLAIN = frozenset({"int", "float", "bool", "str", "complex", "ord", "isinstance", "print"})
-_CONTAINERS = frozenset({"List", "Dict", "Optional", "Union", "Future", "Await", "RRef", "Final"})
+# Operators that give an element of a list, a value of a dict, or what is optional.
+_PICKS = frozenset({"__getitem__", "_unwrap_optional", "get", "pop", "select"})
+# What calls give no parts by these names: of an object, each calls a method.
+_CONVERSIONS = frozenset({"int", "float", "bool", "str", "complex"})
+_PLAIN = _CONVERSIONS | {"ord", "isinstance", "print"}
+_TUPLES = frozenset({"Tuple", "tuple"})
+_CONTAINERS = frozenset({"List", "Dict", "Optional", "Union", "Future", "Await", "RRef", "Final", "list", "dict"})
 _SPACES = frozenset({"torch", "ops"})
+_ROOTS = _SPACES | {"CONSTANTS", "__torch__"}
 # Of torch's lexer: other words are names, those that are none in Python too.
 KEYWORDS = frozenset({
     "and", "as", "assert", "break", "class", "continue", "def", "del", "elif", "else", "for", "global", "if", "import",
@@ -51,8 +57,10 @@ def make_tuple(elements: Sequence[TypeTree]) -> TypeTree:
 
 
 def make_container(inner: Sequence[TypeTree]) -> TypeTree:
-    """Return a type of lists or dicts that hold these."""
+    """Return a type of lists or dicts that hold these: of several types, torch makes a union."""
     joined = join_all(inner)
+    parts = sum(t.parts for t in inner if t.depth or t.owner) or 1
+    joined = replace(joined, parts=max(parts, joined.parts))
     return TypeTree(1 + joined.parts, 1 + joined.depth, inner=joined)
 
 
@@ -67,7 +75,9 @@ def join_types(one: TypeTree, other: TypeTree) -> TypeTree:
         return one
     if one is PART:
         return other
-    owner = one.owner or other.owner if one.owner == other.owner or not (one.owner and other.owner) else ""
+    # What has no parts may be None beside an object, and no other object.
+    is_optional = not (one.depth or one.owner) or not (other.depth or other.owner)
+    owner = one.owner or other.owner if is_optional or one.owner == other.owner else ""
     elements: tuple[TypeTree, ...] = ()
     if len(one.elements) == len(other.elements):
         elements = tuple(_join_part(a, b) for a, b in zip(one.elements, other.elements, strict=True))
@@ -113,6 +123,7 @@ class Signatures:
 class Scope:
     """What a function's names stand for, which of them are other functions, and the keys of what it names and calls."""
 
+    bound: set[str] = field(default_factory=set)
     values: dict[str, TypeTree] = field(default_factory=dict)
     functions: dict[str, tuple[str, ...]] = field(default_factory=dict)
     named: set[str] = field(default_factory=set)
@@ -147,13 +158,14 @@ class Operand:
     """What has been read of an expression: its type, the names of a dotted path, and the word of a number or text.
 
     ``before`` is the type of what the last name of the path is an attribute of; ``chain`` is how many attributes,
-    elements and calls are after each other."""
+    elements and calls are after each other, and ``is_known`` whether the path leads to or below a class or function."""
 
     type: TypeTree
     path: tuple[str, ...] = ()
     word: str = ""
     before: TypeTree = PART
     chain: int = 0
+    is_known: bool = False
 
 
 @dataclass
@@ -174,6 +186,7 @@ class ExpressionReader:
         self.line, self.words, self.at = line, line.split(), 0
         self._signatures, self._scope, self._count = signatures, scope, count
         self._brackets: list[_Bracket] = []
+        self._sign = ""
 
     @property
     def word(self) -> str:
@@ -244,10 +257,15 @@ class ExpressionReader:
         if key in self._signatures.functions:
             self._scope.called.append(key)
             return self._signatures.results[key]
+        self._scope.called.append(f"{key}.__init__")
         return self._find_class(key) or PART
 
     def _find_class(self, key: str) -> TypeTree | None:
         return self._signatures.tuples.get(key) or (TypeTree(owner=key) if key in self._signatures.classes else None)
+
+    def note_call(self, value: TypeTree, *names: str) -> None:
+        """Note that methods of an object may be called without being named: ``__bool__`` where it is a condition."""
+        self._scope.called += [f"{value.owner}.{name}" for name in names if value.owner]
 
     def _find_method(self, before: TypeTree, name: str) -> TypeTree:
         """Return the type of what a method gives. Of an object of no known class, any may be called."""
@@ -262,7 +280,9 @@ class ExpressionReader:
         if value is not None:
             raise self.fail()
         if not _is_name(word):
-            return Operand(PART, word=word)
+            sign, self._sign = self._sign, ""
+            return Operand(PART, word=sign + word)
+        self._sign = ""
         kind = self._scope.values.get(word, PART)
         self._count.add(kind, self.line)
         return Operand(kind, (word,), word if word in ("inf", "nan") else "")
@@ -273,6 +293,7 @@ class ExpressionReader:
         is_number = _is_number(after) or after in ("inf", "nan")
         if not is_number or (value is not None and (not value.word or value.word[-1] == "j" or after[-1] != "j")):
             raise self.fail()
+        self._sign = self.word
 
     def _read_attribute(self, value: Operand) -> Operand:
         name = self.word
@@ -280,20 +301,34 @@ class ExpressionReader:
             raise self.fail()
         self.at += 1
         path, chain = (*(value.path or ("",)), name), self._lengthen(value)
+        self.check_free(path[0], _ROOTS)
         if path[0] in _SPACES or path[0] == "CONSTANTS":
             return Operand(PART, path, chain=chain)
-        kind = self._find_path(path) if path[0] == "__torch__" else None
+        kind, is_known = self._find_path(path) if path[0] == "__torch__" else (None, False)
         kind = kind or self._signatures.find_attribute(value.type.owner, name)
         self._count.add(kind, self.line)
-        return Operand(kind, path, before=value.type, chain=chain)
+        return Operand(kind, path, before=value.type, chain=chain, is_known=is_known or value.is_known)
 
-    def _find_path(self, path: tuple[str, ...]) -> TypeTree | None:
-        """Return the type that a path names, and note that it, or the function there, is named."""
+    def check_free(self, name: str, meant: Collection[str]) -> None:
+        """Raise ``ValueError`` where a name that torch's compiler reads in a way of its own stands for a value."""
+        if name in meant and name in self._scope.bound:
+            raise self.line.fail(f"a value with the name {name}, where that means something else")
+
+    def check_value(self, value: Operand) -> None:
+        """Raise ``ValueError`` for what is given another name, and is no value, no function and no class."""
+        is_space = value.path[:1] and (value.path[0] in _SPACES or value.path == ("CONSTANTS",))
+        is_elsewhere = value.path[:1] == ("__torch__",) and not value.is_known
+        if is_space or is_elsewhere or (len(value.path) == 1 and value.path[0] in self._scope.functions):
+            raise self.line.fail(f"another name for {'.'.join(value.path)}, which torch does not write")
+
+    def _find_path(self, path: tuple[str, ...]) -> tuple[TypeTree | None, bool]:
+        """Return the type that a path names, and whether there is one, or a function; note that it is named."""
         key = make_key(path)
         kind = self._find_class(key)
-        if kind or key in self._signatures.functions:
+        is_known = kind is not None or key in self._signatures.functions
+        if is_known:
             self._scope.named.add(key)
-        return kind
+        return kind, is_known
 
     def _lengthen(self, value: Operand) -> int:
         """Return how long a chain is with one more attribute, element or call behind this."""
@@ -332,11 +367,11 @@ class ExpressionReader:
     def _close(self, bracket: _Bracket) -> Operand:
         types = [o.type for o in bracket.operands]
         if bracket.after is not None:
-            return self._call(bracket, types) if bracket.mark == "(" else _pick(bracket, types)
+            return self._call(bracket, types) if bracket.mark == "(" else self._pick(bracket, types)
         if bracket.mark != "(":
             return Operand(make_container(types))
         if len(types) == 1 and not bracket.commas:
-            return Operand(types[0], word=bracket.operands[0].word)
+            return bracket.operands[0]
         return Operand(make_tuple(types))
 
     def _call(self, bracket: _Bracket, types: Sequence[TypeTree]) -> Operand:
@@ -350,24 +385,59 @@ class ExpressionReader:
             return Operand(self._call_name(name, bracket.operands, types))
         if space == "__torch__":
             return Operand(self._find_result(called.path))
-        result = join_all([called.before, *types]) if name in GENERIC else PART
-        if name in PAIRS:
-            result = TypeTree(result.parts + 2, result.depth + 2)
-        return Operand(result if space in _SPACES else join_types(result, self._find_method(called.before, name)))
+        result = _run_generic(name, join_all([called.before, *types])) if name in GENERIC else PART
+        if space in _SPACES:
+            return Operand(result)
+        self.note_call(called.type, "__call__", "forward")
+        return Operand(join_types(result, self._find_method(called.before, name)))
 
     def _call_name(self, name: str, operands: Sequence[Operand], types: Sequence[TypeTree]) -> TypeTree:
         """Return what a call by a single name gives. ``annotate`` and its like give the type that stands first."""
+        if name in self._scope.functions:
+            return self._find_result(self._scope.functions[name])
+        self.check_free(name, (name,))
         if name in _CASTS and types:
             return types[0]
         if name == "getattr" and len(types) == 2:
             return self._signatures.find_attribute(types[0].owner, operands[1].word.strip('"'))
         if name == "sorted" and types:
             return join_all(types)
-        if name in _PLAIN:
-            return PART
-        if name not in self._scope.functions:
+        if name not in _PLAIN:
             raise self.line.fail(f"a call of {name}, which torch does not write")
-        return self._find_result(self._scope.functions[name])
+        if name in _CONVERSIONS:
+            self.note_call(join_all(types), f"__{name}__")
+        return PART
+
+    def _pick(self, bracket: _Bracket, types: Sequence[TypeTree]) -> Operand:
+        """Return the type of an element, or of some, of what stands in front of a bracket; or the type it names."""
+        assert bracket.after is not None
+        whole = bracket.after
+        name = whole.path[0] if len(whole.path) == 1 else ""
+        self.check_free(name, _TUPLES | _CONTAINERS)
+        if name in _TUPLES:
+            return Operand(make_tuple(types))
+        if name in _CONTAINERS:
+            # Parts of all, of a dict's keys too.
+            kinds = make_tuple(types)
+            return Operand(TypeTree(kinds.parts, kinds.depth, inner=types[-1] if types else None))
+        if bracket.has_colon or len(types) != 1:
+            return Operand(whole.type)
+        if whole.type.owner:
+            return Operand(join_types(whole.type, self._find_method(whole.type, "__getitem__")))
+        index = bracket.operands[0].word
+        if len(index) < 7 and index.isdigit() and int(index) < len(whole.type.elements):
+            return Operand(whole.type.elements[int(index)])
+        return Operand(whole.type.inner or whole.type)
+
+
+def _run_generic(name: str, whole: TypeTree) -> TypeTree:
+    """Return the type of what an operator gives, from the largest type of its arguments."""
+    inner = whole.inner or whole
+    if name in PAIRS:
+        pair = make_tuple([PART, inner])
+        pair = replace(pair, parts=max(pair.parts, whole.parts + 2), depth=max(pair.depth, whole.depth + 1))
+        return pair if name == "popitem" else TypeTree(pair.parts + 1, pair.depth + 1, inner=pair)
+    return replace(whole, owner=inner.owner) if name in _PICKS else whole
 
 
 def _is_name(word: str) -> bool:
@@ -376,20 +446,3 @@ def _is_name(word: str) -> bool:
 
 def _is_number(word: str) -> bool:
     return "0" <= word[:1] <= "9"
-
-
-def _pick(bracket: _Bracket, types: Sequence[TypeTree]) -> Operand:
-    """Return the type of an element, or of some, of what stands in front of a bracket; or the type that it names."""
-    assert bracket.after is not None
-    whole = bracket.after
-    if whole.path == ("Tuple",):
-        return Operand(make_tuple(types))
-    if len(whole.path) == 1 and whole.path[0] in _CONTAINERS:
-        # Parts of all, of a dict's keys too.
-        kinds = make_tuple(types)
-        return Operand(TypeTree(kinds.parts, kinds.depth, inner=types[-1] if types else None))
-    index = bracket.operands[0].word if len(types) == 1 else ""
-    if len(index) < 7 and index.isdigit() and int(index) < len(whole.type.elements):
-        return Operand(whole.type.elements[int(index)])
-    is_slice = bracket.has_colon or not types
-    return Operand(whole.type if is_slice else whole.type.inner or whole.type)

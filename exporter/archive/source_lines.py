@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 # Texts, names, numbers, marks, and the space between them.
 _WORD = re.compile(
-    r'"(?:[^"\\\n]|\\.)*"|[A-Za-z_\x80-\xff][A-Za-z0-9_\x80-\xff]*'
+    r'"(?:[^"\\\n]|\\.)*("?)|[A-Za-z_\x80-\xff][A-Za-z0-9_\x80-\xff]*'
     r"|[0-9]+\.?[0-9]*(?:[eE][+-]?[0-9]+)?j?|->|[()\[\]{},.:=+-]|( +)"
 )
-_BRACKETS = re.compile(r'"(?:[^"\\\n]|\\.)*"|([(\[{])|([)\]}])')
+_BRACKETS = re.compile(r'"(?:[^"\\\n]|\\.)*"?|([(\[{])|([)\]}])')
 
 
 @dataclass(frozen=True)
@@ -27,10 +27,11 @@ class SourceLine:
         """Return the words of the line: names, numbers, texts and marks. Raises ``ValueError`` for anything else."""
         words, end = list[str](), 0
         for match in _WORD.finditer(self.text):
-            if match.start() != end:
+            # A text that is not closed is no word.
+            if match.start() != end or match[1] == "":
                 break
             end = match.end()
-            if not match[1]:
+            if not match[2]:
                 words.append(match[0])
         if end != len(self.text):
             raise self.fail(f"{self.text[end : end + 20]!r}, which torch does not write there")

@@ -38,6 +38,7 @@ _ARGUMENT = rf"(?:{_NAME}=)?(?:{_ATOM}|\[(?:{_ATOM}(?:, {_ATOM})*)?\])"
 _CALL = re.compile(rf"{_NAME} = (?:torch|ops\.{_NAME})\.({_NAME})\(((?:{_ARGUMENT}(?:, {_ARGUMENT})*)?)\)")
 _NAMES = re.compile(r"\w+")
 _PATH = re.compile(r"__torch__[A-Za-z0-9_.\x80-\xff]*")
+_BASES = frozenset({"Module", "NamedTuple", "Interface", "ModuleInterface", "Enum"})
 # What files of old versions of torch begin with.
 _BEFORE_CLASSES = re.compile(r"import [A-Za-z0-9_.\x80-\xff]+|op_version_set = [0-9]+")
 
@@ -96,7 +97,7 @@ def check_source(records: Iterable[tuple[str, bytes]]) -> None:
 
 def _define(definitions: dict[str, Definition], function: _Function, scope: Scope) -> None:
     definition = definitions.setdefault(function.key, Definition(function.header))
-    definition.lines += 1 + len(function.body)
+    definition.length += sum(len(line.text) for line in (function.header, *function.body))
     definition.named |= scope.named - {function.owner}
     definition.called += scope.called
     if function.owner:
@@ -106,7 +107,7 @@ def _define(definitions: dict[str, Definition], function: _Function, scope: Scop
 
 def _read_record(source: _Source, record: str, data: bytes) -> None:
     """Sort the lines of a record: by classes, and by functions."""
-    module = record.lower().rpartition("code/")[2].removesuffix(".py").replace("/", ".")
+    module = record[len("code/") :].lower().removesuffix(".py").replace("/", ".")
     entered, key = None, ""
     function: _Function | None = None
     for line in split_lines(record, data):
@@ -118,9 +119,12 @@ def _read_record(source: _Source, record: str, data: bytes) -> None:
             entered, key = None, ""
         if line.text.startswith("class "):
             words = line.split()
+            base = words[3] if len(words) == 6 else ""
+            if words[2:] not in ([":"], ["(", base, ")", ":"]) or (base and base not in _BASES):
+                raise line.fail("a class that is not like those that torch writes")
             key = make_key((module, words[1]))
             entered = source.classes.setdefault(key, _Class(line))
-            entered.is_tuple |= words[2:4] == ["(", "NamedTuple"]
+            entered.is_tuple |= base == "NamedTuple"
         elif line.text.startswith("def "):
             name = line.split()[1]
             function = _Function(line, name, f"{key}.{name}" if key else make_key((module, name)), key)
@@ -196,14 +200,13 @@ def _read_header(function: _Function, signatures: Signatures, count: TypeCount) 
     reader.expect("def")
     reader.take_name()
     reader.expect("(")
-    # The first argument of a method may be without a type.
-    kind = TypeTree(owner=function.owner) if function.owner else PART
+    # The first argument of a method is the object, whatever is said of its type.
+    owner = function.owner
     while not reader.take(")"):
         argument = reader.take_name()
-        if reader.take(":"):
-            kind = reader.read().type
-        _assign(scope, argument, kind)
-        kind = PART
+        kind = reader.read().type if reader.take(":") else PART
+        _assign(scope, argument, TypeTree(owner=owner) if owner else kind)
+        owner = ""
         if reader.take("="):
             reader.read()
         if not reader.take(","):
@@ -229,13 +232,16 @@ def _read_statement(line: SourceLine, signatures: Signatures, scope: Scope, coun
         if reader.word:
             reader.read_all()
     elif reader.take("if", "while"):
-        reader.read()
+        reader.note_call(reader.read().type, "__bool__")
         reader.expect(":")
     elif reader.take("for"):
-        reader.take_name()
+        _assign(scope, reader.take_name(), PART)
         reader.expect("in")
+        reader.check_free("range", ("range",))
         reader.expect("range")
+        reader.expect("(")
         reader.read()
+        reader.expect(")")
         reader.expect(":")
     elif reader.take("with"):
         value = reader.read()
@@ -253,16 +259,22 @@ def _gives_no_parts(text: str, scope: Scope) -> bool:
     call = _CALL.fullmatch(text)
     if not call or "__torch__" in text:
         return False
-    if call[1] not in GENERIC:
-        return True
-    names = scope.values and not scope.values.keys().isdisjoint(_NAMES.findall(call[2]))
-    return not names and "[" not in call[2] and call[1] not in PAIRS
+    names = _NAMES.findall(text)
+    if not scope.values.keys().isdisjoint(names) or not scope.bound.isdisjoint(("torch", "ops", "CONSTANTS")):
+        return False
+    if call[1] in GENERIC and ("[" in call[2] or call[1] in PAIRS):
+        return False
+    scope.bound.add(names[0])
+    return True
 
 
 def _read_assignment(reader: ExpressionReader, scope: Scope) -> None:
     """Read an expression that stands alone, or that is given to names, to a name of a type, or to an attribute."""
     targets = reader.read_all()
     names = [target.path[0] if len(target.path) == 1 else "" for target in targets]
+    is_attribute = len(targets) == 1 and len(targets[0].path) > 1
+    if reader.word and not (all(names) or is_attribute):
+        raise reader.fail()
     if reader.take(":"):
         kind = reader.read().type
         if reader.take("="):
@@ -272,6 +284,7 @@ def _read_assignment(reader: ExpressionReader, scope: Scope) -> None:
         has_comma = reader.words[reader.at - 2] == ","
         values = reader.read_all()
         for name, value in zip(names, _unpack(values, len(names), has_comma), strict=True):
+            reader.check_value(value)
             if value.path[:1] == ("__torch__",):
                 scope.functions[name] = value.path
             _assign(scope, name, value.type)
@@ -289,5 +302,6 @@ def _unpack(values: Sequence[Operand], count: int, has_comma: bool) -> Sequence[
 
 def _assign(scope: Scope, name: str, kind: TypeTree) -> None:
     """Keep what a name stands for: of several values, from branches and loops, the largest counts."""
+    scope.bound.add(name)
     if name and (kind.depth or kind.owner):
         scope.values[name] = join_types(scope.values.get(name, PART), kind)

@@ -58,6 +58,14 @@ def add_definitions(definitions: Iterable[str]) -> Forge:
     return change_code(lambda code: code + "".join(definitions).replace("{M}", MODULE))
 
 
+def do_all(*forgeries: Forge) -> Forge:
+    return lambda path: [forge(path) for forge in forgeries]
+
+
+def put_record(name: str, data: bytes) -> Forge:
+    return lambda path: rewrite(path, lambda records: records.update({name: data}), manifest=True)
+
+
 def put_in_each_other(count: int, display: str) -> list[str]:
     return ["w0 = {x}", *(f"w{i + 1} = {display.replace('T', f'w{i}')}" for i in range(count))]
 
@@ -82,20 +90,57 @@ def chain_classes(count: int) -> list[str]:
     return [first] + [f"class C{i + 1}:\n  a : {{M}}.C{i}\n" for i in range(count)]
 
 
-def chain_tuples(count: int) -> list[str]:
-    first = "class T0(NamedTuple):\n  a : Tensor\n  b : Tensor\n"
-    lines = [f"class T{i + 1}(NamedTuple):\n  a : {{M}}.T{i}\n  b : {{M}}.T{i}\n" for i in range(count)]
+def chain_tuples(count: int, fields: str = "  a : T\n  b : T\n") -> list[str]:
+    first = "class T0(NamedTuple):\n  a : Tensor\n"
+    lines = [f"class T{i + 1}(NamedTuple):\n{fields.replace(': T', f': {{M}}.T{i}')}" for i in range(count)]
     return [first, *lines]
+
+
+def chain_objects(method: str, call: str) -> list[str]:
+    """Classes whose method calls that of another twice, without its name."""
+    header = f"  def {method}(self) -> int:\n"
+    text = [f"class C0:\n{header}    return 1\n"]
+    for i in range(17):
+        body = f"{header}    a = self.a\n    return torch.add({call}, {call})\n".replace("C0", f"C{i}")
+        text.append(f"class C{i + 1}:\n  a : {{M}}.C{i}\n{body}")
+    return text
 
 
 # A tuple of tuples that hold each other twice over, 23 deep, of which a pickle needs four bytes each.
 DOUBLED = b"\x80\x02(K\x01" + b"".join(b"q%ch%c\x86" % (i, i) for i in range(23)) + b"t."
-PARTS, DEPTH, LINES, FORM, CYCLE = "parts", "in each other", "lines with all", "does not write", "itself"
+PARTS, DEPTH, LENGTH, FORM, CYCLE = "parts", "in each other", "characters with all", "does not write", "itself"
+TAKEN, ALIAS, HEAD = "where that means something else", "another name for", "not like those"
+# A constant of 8,191 parts.
+LARGE = b"\x80\x02(K\x01" + b"".join(b"q%ch%c\x86" % (i, i) for i in range(12)) + b"t."
 HOSTILE: dict[str, tuple[Forge, str]] = {
     "tuples that double": (begin_forward(*put_in_each_other(18, "(T, T)")), PARTS),
     "tuples that double in branches": (
         begin_forward("w = ({x}, {x})", *["if True:", "  w = (w, w)", "else:", "  w = (w, w)"] * 9),
         PARTS,
+    ),
+    "tuples that double in one branch": (
+        begin_forward(
+            "w0 = ({x}, {x})",
+            *(f"if True:\n      w{i + 1} = (w{i}, w{i})\n    else:\n      w{i + 1} = {{x}}" for i in range(18)),
+        ),
+        PARTS,
+    ),
+    "methods that name each other's classes": (
+        add_definitions(
+            f"class C{i}:\n  def m(self, other: {'int' if i == 0 else f'{{M}}.C{i - 1}'}) -> int:\n    return 1\n"
+            for i in range(200)
+        ),
+        DEPTH,
+    ),
+    "functions that name each other as arguments": (
+        add_definitions(
+            ["def f0(x: Tensor) -> Tensor:\n  return x\n"]
+            + [
+                f"def f{i + 1}(x: Tensor) -> Tensor:\n  a = torch.is_tensor({{M}}.f{i})\n  return x\n"
+                for i in range(200)
+            ]
+        ),
+        DEPTH,
     ),
     "tuples that double through annotations": (
         begin_forward(*put_in_each_other(18, "(unchecked_cast(Tensor, {x}), T, T)")),
@@ -149,16 +194,100 @@ HOSTILE: dict[str, tuple[Forge, str]] = {
     "functions that name each other": (add_definitions(chain_functions(2000, "F")), DEPTH),
     "methods that name each other": (add_methods(chain_methods(2000, "F")), DEPTH),
     "classes that name each other": (add_definitions(chain_classes(2000)), DEPTH),
-    "functions that call each other twice": (add_definitions(chain_functions(17, "torch.add(F, F)")), LINES),
-    "methods that call each other twice": (add_methods(chain_methods(17, "torch.add(F, F)")), LINES),
+    "functions that call each other twice": (add_definitions(chain_functions(17, "torch.add(F, F)")), LENGTH),
+    "methods that call each other twice": (add_methods(chain_methods(17, "torch.add(F, F)")), LENGTH),
     "a function that calls itself": (add_definitions(["def f(x: Tensor) -> Tensor:\n  return {M}.f(x, )\n"]), CYCLE),
     "text that is not closed": (begin_forward('w = "a'), FORM),
     "a statement outside of functions": (add_definitions(["a = 1\n"]), FORM),
     "a zero byte": (begin_forward("w = \0"), FORM),
     "tuples of a pickle that double": (
         lambda p: rewrite(p, lambda r: r.update({"constants.pkl": DOUBLED}), manifest=True),
-        "none were shared",
+        "none were shared|value of",
     ),
+    "a constant of many parts": (put_record("constants.pkl", LARGE), "value of 1023 parts|value of 2047 parts"),
+    "a text of brackets": (
+        put_record("constants.pkl", b"\x80\x02(X\x70\x17\0\0" + b"List[" * 1200 + b"t."),
+        "brackets",
+    ),
+    "large types of arguments": (
+        begin_forward(*put_in_each_other(14, "(T, T)"), *["v = torch.len(w14)"] * 200),
+        "parts in all",
+    ),
+    "targets in brackets": (begin_forward("w0 = {x}", *(f"(w{i + 1}) = (w{i}, w{i})" for i in range(18))), PARTS),
+    "targets in each other": (begin_forward("(w0, v), u, = ((({x}, {x}), {x}), 1)"), FORM),
+    "an element that is set": (begin_forward("{x}[0] = {x}"), FORM),
+    "the last element": (begin_forward(*put_in_each_other(18, "({x}, {x}, (T, T))[-1]")), PARTS),
+    "some elements": (begin_forward(*put_in_each_other(18, "(T, {x}, T)[0:]")), PARTS),
+    "unions": (begin_forward(*put_in_each_other(18, "[(T, 1), (T, 1.5, {x})][0]")), PARTS),
+    "unions in a dict": (begin_forward(*put_in_each_other(18, '{"a": (T, 1), "b": (T, {x})}["a"]')), PARTS),
+    "a type in brackets": (add_definitions(chain_tuples(18, "  a : (Tuple)[{M}.T0]\n  b : T\n  c : T\n")), PARTS),
+    "a type in small letters": (
+        do_all(
+            add_definitions(chain_tuples(9)),
+            begin_forward(f"w = uninitialized(tuple[{MODULE}.T9])", *["w = (w, w)"] * 9),
+        ),
+        PARTS,
+    ),
+    "a class of an expression": (add_definitions(["class Q(" + "- " * 100_000 + "1):\n  a : Tensor\n"]), HEAD),
+    "a base in brackets": (add_definitions(["class Q((NamedTuple)):\n  a : Tensor\n"]), HEAD),
+    "a namespace in brackets": (
+        add_definitions(
+            line.replace("{M}.", f"(__torch__){MODULE.removeprefix('__torch__')}.")
+            for line in chain_functions(200, "F")
+        ),
+        DEPTH,
+    ),
+    "source in a folder named code": (
+        put_record("code/__torch__/code/m.py", "".join(chain_tuples(18)).replace("{M}", "__torch__.code.m").encode()),
+        PARTS,
+    ),
+    "a value named range": (begin_forward("range = ({x}, {x})", "for v in range(2):", "  pass"), TAKEN),
+    "an element of a range": (begin_forward("for v in range(2)[0]:", "  pass"), FORM),
+    "a function named int": (
+        add_definitions(
+            ["def f0(x: Tensor) -> Tensor:\n  return x\n"]
+            + [
+                f"def f{i + 1}(x: Tensor) -> Tensor:\n  int = {{M}}.f{i}\n  return torch.add(int(x, ), int(x, ))\n"
+                for i in range(17)
+            ]
+        ),
+        LENGTH,
+    ),
+    "a value named int": (begin_forward("int = {x}", "v = int({x})"), TAKEN),
+    "a namespace of another name": (begin_forward("v = __torch__"), ALIAS),
+    "a module of another name": (begin_forward(f"v = {MODULE}"), ALIAS),
+    "operators of another name": (begin_forward("v = ops.aten"), ALIAS),
+    "a value named ops": (add_methods(["  def m1(ops: {C}, x: Tensor) -> Tensor:\n    return ops.m0(x, )\n"]), TAKEN),
+    "a value named torch": (begin_forward("torch = {x}", "v = torch.neg({x})"), TAKEN),
+    "methods of an object of another type": (
+        add_methods(m.replace("self: {C}", "self: Tensor") for m in chain_methods(17, "torch.add(F, F)")),
+        LENGTH,
+    ),
+    "methods of an object of some class": (
+        add_methods(
+            m.replace(
+                "return torch",
+                "c = uninitialized({C}Z)\n    c = torch._unwrap_optional(annotate(Optional[{C}], "
+                "self))\n    return torch",
+            ).replace("(self)", "(c)")
+            for m in chain_methods(17, "torch.add(F, F)")
+        ),
+        LENGTH,
+    ),
+    "constructors": (add_definitions(chain_objects("__init__", "{M}.C0()")), LENGTH),
+    "elements of objects": (add_definitions(chain_objects("__getitem__", "(a)[0]")), LENGTH),
+    "objects that are called": (add_definitions(chain_objects("__call__", "(self).a()")), LENGTH),
+    "objects as numbers": (add_definitions(chain_objects("__int__", "int(a)")), LENGTH),
+    "one line that is long": (
+        add_definitions(
+            [
+                "def f0(x: Tensor) -> Tensor:\n  return torch.neg(" + "torch.stack([" + "x, " * 3000 + "]))\n",
+                *chain_functions(7, "torch.stack([" + "F, " * 5 + "])")[1:],
+            ]
+        ),
+        LENGTH,
+    ),
+    "text that is never closed": (begin_forward('w = ("' + '\\"' * 1_000_000), FORM),
 }
 HONEST = expect_taken(
     {
@@ -166,11 +295,11 @@ HONEST = expect_taken(
         "a wide tuple": begin_forward("w = (" + ", ".join(["{x}"] * 30_000) + ")"),
         "lists of lists": begin_forward(*put_in_each_other(30, "[T]")),
         "functions that call each other": add_definitions(chain_functions(90, "F")),
-        "functions that call each other twice": add_definitions(chain_functions(14, "torch.add(F, F)")),
+        "functions that call each other twice": add_definitions(chain_functions(12, "torch.add(F, F)")),
         "methods that call each other": add_methods(chain_methods(60, "F")),
         "classes of classes": add_definitions(chain_classes(90)),
         "tuples with names": add_definitions(chain_tuples(12)),
-        "complex numbers": begin_forward("w = [1.5-2.j, -inf, nan, -1e-05]"),
+        "complex numbers": begin_forward("w = torch.mul({x}, 1.5-2.j)", "v = [-inf, nan, -1e-05]"),
         "a loop and an empty branch": begin_forward(
             *("w = annotate(List[int], [])", "for u in range(2):", "  v = torch.append(w, u)"),
             *("if True:", "  pass", "else:", "  pass"),

@@ -181,7 +181,9 @@ void check_no_code_at_load(Reader& reader, const std::string& path) {
       if (text.find(word) != std::string::npos)
         fail(TF_ERROR_ARCHIVE, {"the file has code that runs while it is loaded", path,
                                 std::string(word) + " in the record " + name, "methods that a host calls", mend});
-    const auto depth = is_pickle ? measure_depth(record, path + ", record " + name) : measure_source_depth(record);
+    const auto most = name == "constants.pkl" ? kMaxConstantParts : kMaxSharedValues;
+    const auto depth =
+        is_pickle ? measure_depth(record, path + ", record " + name, most) : measure_source_depth(record);
     if (depth > kMaxSourceNesting)
       fail(TF_ERROR_ARCHIVE, {"a record of the file is nested too deeply", path,
                               std::to_string(depth) + " levels in the record " + name,

@@ -20,13 +20,17 @@ constexpr int kMaxNesting = 16;
 constexpr int kMaxSourceNesting = 500;
 /// Values of a pickle beyond those that it has, if none were shared.
 constexpr size_t kMaxSharedValues = size_t{1} << 22;
+/// Parts of a constant: torch's compiler takes time with the square of them wherever one is used.
+constexpr size_t kMaxConstantParts = 1000;
 constexpr uint64_t kMaxTypeParts = uint64_t{1} << 16;
 constexpr uint64_t kMaxTypeDepth = 100;
 constexpr uint64_t kMaxTypes = uint64_t{1} << 22;
 /// Attributes, elements and calls after each other, which torch's compiler walks through by recursion.
 constexpr int kMaxChain = 100;
-/// Classes and functions that name each other, and lines of one with all that it calls, beyond those of the source.
+/// Classes and functions that name each other.
 constexpr uint64_t kMaxNamedDepth = 100;
-constexpr uint64_t kMaxRepeatedLines = uint64_t{1} << 16;
+/// How long a function is with all that it calls: so many times the source, and so many characters.
+constexpr uint64_t kMaxRepeats = 8;
+constexpr uint64_t kMaxRepeatedText = uint64_t{1} << 20;
 
 }  // namespace torchferry

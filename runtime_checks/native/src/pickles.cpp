@@ -20,7 +20,8 @@ namespace {
 /// Runs the opcodes that torch writes (Python, Lib/pickletools.py, protocol 2), for what holds what alone.
 class Machine {
  public:
-  Machine(const std::string& bytes, const std::string& where) : bytes_(bytes), where_(where) {}
+  Machine(const std::string& bytes, const std::string& where, size_t most_parts)
+      : bytes_(bytes), where_(where), most_parts_(most_parts) {}
 
   /// How many containers are in each other in the result.
   int run() {
@@ -38,7 +39,7 @@ class Machine {
     switch (code) {
       case 0x80: take(1); return;                                   // PROTO
       case 'c': line(), line(); return push();                      // GLOBAL
-      case 'X': take(number(4)); return push();                     // BINUNICODE
+      case 'X': return text(number(4));                             // BINUNICODE
       case 0x8a: take(number(1)); return push();                    // LONG1
       case 'K': take(1); return push();                             // BININT1
       case 'M': take(2); return push();                             // BININT2
@@ -72,6 +73,13 @@ class Machine {
     size_t value = 0;
     for (size_t i = count; i-- > 0;) value = value << 8 | static_cast<unsigned char>(digits[i]);
     return value;
+  }
+  /// torch parses the names of types by recursion.
+  void text(size_t count) {
+    const char* characters = take(count);
+    if (std::count(characters, characters + count, '[') > kMaxSourceNesting)
+      refuse("a text with more than " + std::to_string(kMaxSourceNesting) + " brackets");
+    push();
   }
   void line() {
     const auto end = bytes_.find('\n', at_);
@@ -142,6 +150,7 @@ class Machine {
       }
       if (!ready && depths[value] < 0) continue;
       if (size > largest) refuse("more than " + std::to_string(largest) + " values if none were shared");
+      if (value != root && size > most_parts_) refuse("a value of " + std::to_string(size) + " parts");
       depths[value] = depth;
       sizes[value] = size;
       open[value] = false;
@@ -156,6 +165,7 @@ class Machine {
 
   const std::string& bytes_;
   const std::string& where_;
+  size_t most_parts_;
   size_t at_ = 0;
   /// What each value holds, by its number.
   std::vector<std::vector<size_t>> held_;
@@ -206,7 +216,9 @@ c10::impl::GenericDict load_pickled_dict(const std::string& bytes, const std::st
   fail(TF_ERROR_ARCHIVE, {"the stored cases are not tensors by name", where, "something else than a dict"});
 }
 
-int measure_depth(const std::string& pickle, const std::string& where) { return Machine(pickle, where).run(); }
+int measure_depth(const std::string& pickle, const std::string& where, size_t most_parts) {
+  return Machine(pickle, where, most_parts).run();
+}
 
 int measure_source_depth(const std::string& source) {
   int depth = 0, deepest = 0, indent = 0, widest = 0;

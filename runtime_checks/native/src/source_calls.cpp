@@ -12,23 +12,23 @@ namespace {
 
 struct Measure {
   uint64_t depth = 0;
-  uint64_t lines = 0;
+  uint64_t length = 0;
 };
 using Measures = std::unordered_map<std::string, Measure>;
 
-Measure measure(const Definition& definition, const Measures& known, uint64_t most) {
-  Measure all{0, definition.lines};
+Measure measure(const Definition& definition, const Measures& known, uint64_t longest) {
+  Measure all{0, definition.length};
   for (const auto& key : definition.named)
     if (const auto other = known.find(key); other != known.end()) all.depth = std::max(all.depth, other->second.depth);
   for (const auto& key : definition.called)
     if (const auto other = known.find(key); other != known.end()) {
       all.depth = std::max(all.depth, other->second.depth);
-      all.lines += other->second.lines;
+      all.length += other->second.length;
     }
   ++all.depth;
   if (all.depth > kMaxNamedDepth)
     definition.line.fail(std::to_string(all.depth) + " classes and functions in each other");
-  if (all.lines > most) definition.line.fail(std::to_string(all.lines) + " lines with all that is called");
+  if (all.length > longest) definition.line.fail(std::to_string(all.length) + " characters with all that is called");
   return all;
 }
 
@@ -38,8 +38,8 @@ void check_calls(const std::map<std::string, Definition>& definitions) {
   Measures known;
   std::unordered_set<std::string> entered;
   std::vector<std::string> todo;
-  uint64_t most = kMaxRepeatedLines;
-  for (const auto& [key, definition] : definitions) todo.push_back(key), most += definition.lines;
+  uint64_t longest = kMaxRepeatedText;
+  for (const auto& [key, definition] : definitions) todo.push_back(key), longest += kMaxRepeats * definition.length;
   while (!todo.empty()) {
     const auto key = todo.back();
     if (known.count(key)) {
@@ -56,7 +56,7 @@ void check_calls(const std::map<std::string, Definition>& definitions) {
     const bool is_missing = todo.size() > before;
     if (is_missing && !entered.insert(key).second)
       definition.line.fail("something that needs itself, which torch does not write");
-    if (!is_missing) known[key] = measure(definition, known, most);
+    if (!is_missing) known[key] = measure(definition, known, longest);
   }
 }
 

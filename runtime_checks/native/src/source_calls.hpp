@@ -9,10 +9,10 @@
 
 namespace torchferry {
 
-/// A class, a function or a method: how many lines it has, and the keys of what it names, and of what it calls.
+/// A class, a function or a method: how long its text is, and the keys of what it names, and of what it calls.
 struct Definition {
   SourceLine line;
-  uint64_t lines = 0;
+  uint64_t length = 0;
   std::set<std::string> named;
   std::vector<std::string> called;
 };

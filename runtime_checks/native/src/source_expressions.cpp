@@ -26,15 +26,24 @@ bool makes_pairs(const std::string& name) { return name == "items" || name == "p
 bool is_cast(const std::string& name) {
   return name == "annotate" || name == "unchecked_cast" || name == "uninitialized";
 }
-bool gives_no_parts(const std::string& name) {
-  static const Names names{"int", "float", "bool", "str", "complex", "ord", "isinstance", "print"};
+/// Operators that give an element of a list, a value of a dict, or what is optional.
+bool is_pick(const std::string& name) {
+  static const Names names{"__getitem__", "_unwrap_optional", "get", "pop", "select"};
   return is_one_of(name, names);
 }
+/// What calls by these names give has no parts; of an object, each calls a method.
+bool is_conversion(const std::string& name) {
+  static const Names names{"int", "float", "bool", "str", "complex"};
+  return is_one_of(name, names);
+}
+bool is_tuple(const std::string& name) { return name == "Tuple" || name == "tuple"; }
 bool is_container(const std::string& name) {
-  static const Names names{"List", "Dict", "Optional", "Union", "Future", "Await", "RRef", "Final"};
+  static const Names names{"List", "Dict", "Optional", "Union", "Future", "Await", "RRef", "Final", "list", "dict"};
   return is_one_of(name, names);
 }
 bool is_space(const std::string& name) { return name == "torch" || name == "ops"; }
+bool is_root(const std::string& name) { return is_space(name) || name == "CONSTANTS" || name == "__torch__"; }
+bool is_plain(const TypeTree& type) { return !type.depth && type.owner.empty(); }
 
 std::string without_quotes(const std::string& word) {
   const auto first = word.find_first_not_of('"'), last = word.find_last_not_of('"');
@@ -46,9 +55,12 @@ TypeTree join_all(const std::vector<TypeTree>& types, TypeTree joined = {}) {
   return joined;
 }
 
-/// A type of lists or dicts that hold these.
+/// A type of lists or dicts that hold these: of several types, torch makes a union.
 TypeTree container_of(const std::vector<TypeTree>& inner) {
-  const auto joined = join_all(inner);
+  auto joined = join_all(inner);
+  uint64_t parts = 0;
+  for (const auto& type : inner) parts += is_plain(type) ? 0 : type.parts;
+  joined.parts = std::max(parts, joined.parts);
   return {joined.parts + 1, joined.depth + 1, nullptr, std::make_shared<const TypeTree>(joined), ""};
 }
 
@@ -80,11 +92,9 @@ TypeTree object_of(const std::string& owner) {
 }
 
 TypeTree join_types(const TypeTree& one, const TypeTree& other) {
-  const auto is_plain = [](const TypeTree& type) { return !type.depth && type.owner.empty(); };
   if (is_plain(other)) return one;
   if (is_plain(one)) return other;
   TypeTree joined = join_part(one, other);
-  if (one.owner.empty() || other.owner.empty()) joined.owner = one.owner + other.owner;
   const bool is_one_plain = !one.depth || !other.depth;
   if (count_of(one) == count_of(other)) {
     std::vector<TypeTree> elements;
@@ -210,6 +220,7 @@ TypeTree ExpressionReader::find_result(std::vector<std::string> path) const {
     scope_.called.push_back(key);
     return find_type(signatures_.results, key);
   }
+  scope_.called.push_back(key_in(key, "__init__"));
   TypeTree type;
   find_class(key, type);
   return type;
@@ -226,12 +237,32 @@ bool ExpressionReader::find_class(const std::string& key, TypeTree& type) const 
   return true;
 }
 
-/// Whether a path names a class; its type. Notes that it, or the function there, is named.
-bool ExpressionReader::find_path(const std::vector<std::string>& path, TypeTree& type) const {
-  const auto key = key_of(path);
-  const bool is_class = find_class(key, type);
-  if (is_class || signatures_.functions.count(key)) scope_.named.insert(key);
+/// Whether a path names a class, and its type; whether it leads to a class or a function. Notes that it is named.
+bool ExpressionReader::find_path(Operand& operand) const {
+  const auto key = key_of(operand.path);
+  const bool is_class = find_class(key, operand.type);
+  if (is_class || signatures_.functions.count(key)) {
+    scope_.named.insert(key);
+    operand.is_known = true;
+  }
   return is_class;
+}
+
+void ExpressionReader::note_call(const TypeTree& value, const std::string& name) const {
+  if (!value.owner.empty()) scope_.called.push_back(key_in(value.owner, name));
+}
+
+void ExpressionReader::check_free(const std::string& name) const {
+  if (scope_.bound.count(name)) line.fail("a value with the name " + name + ", where that means something else");
+}
+
+void ExpressionReader::check_value(const Operand& value) const {
+  if (value.path.empty()) return;
+  const auto& root = value.path[0];
+  const bool is_alone = value.path.size() == 1;
+  const bool is_elsewhere = root == "__torch__" && !value.is_known;
+  if (is_space(root) || (is_alone && root == "CONSTANTS") || is_elsewhere || (is_alone && scope_.functions.count(root)))
+    line.fail("another name for " + root + ", which torch does not write");
 }
 
 /// The type of what a method gives. Of an object of no known class, any may be called.
@@ -248,9 +279,11 @@ ExpressionReader::Value ExpressionReader::read_word(const Value& value) {
   if (value) fail();
   auto made = std::make_unique<Operand>();
   if (!is_name(next)) {
-    made->word = next;
+    made->word = sign_ + next;
+    sign_.clear();
     return made;
   }
+  sign_.clear();
   made->type = find_type(scope_.values, next);
   count_.add(made->type, line);
   made->path = {next};
@@ -259,10 +292,11 @@ ExpressionReader::Value ExpressionReader::read_word(const Value& value) {
 }
 
 /// The sign of a number, or that between the two of a complex one: no more than one is before a number.
-void ExpressionReader::read_sign(const Value& value) const {
+void ExpressionReader::read_sign(const Value& value) {
   const auto& after = word(1);
   const bool is_number = (!after.empty() && is_digit(after[0])) || after == "inf" || after == "nan";
   if (!is_number || (value && (value->word.empty() || value->word.back() == 'j' || after.back() != 'j'))) fail();
+  sign_ = word();
 }
 
 ExpressionReader::Value ExpressionReader::read_attribute(const Operand& value) {
@@ -272,8 +306,10 @@ ExpressionReader::Value ExpressionReader::read_attribute(const Operand& value) {
   made->path.push_back(name);
   made->chain = lengthen(value);
   const auto& root = made->path[0];
+  if (is_root(root)) check_free(root);
   if (is_space(root) || root == "CONSTANTS") return made;
-  if (root != "__torch__" || !find_path(made->path, made->type))
+  made->is_known = value.is_known;
+  if (root != "__torch__" || !find_path(*made))
     made->type = find_type(signatures_.attributes, key_in(value.type.owner, name));
   made->before = value.type;
   count_.add(made->type, line);
@@ -302,43 +338,67 @@ ExpressionReader::Value ExpressionReader::read_mark(Value value) {
   if (mark == ',' || mark == ':') return nullptr;
   const char closing = bracket.mark == '(' ? ')' : bracket.mark == '[' ? ']' : '}';
   if (mark != closing) fail();
-  const auto done = std::move(bracket);
+  auto done = std::move(bracket);
   brackets_.pop_back();
-  auto made = std::make_unique<Operand>();
-  made->type = close(done);
-  // A number in brackets, which may be negative, is one.
-  const bool is_group = !done.after && done.mark == '(' && done.operands.size() == 1 && !done.commas;
-  if (is_group) made->word = done.operands[0].word;
+  auto made = std::make_unique<Operand>(close(done));
   if (done.after) made->chain = lengthen(*done.after);
   count_.add(made->type, line);
   return made;
 }
 
-TypeTree ExpressionReader::close(const Bracket& bracket) const {
+Operand ExpressionReader::close(Bracket& bracket) const {
   std::vector<TypeTree> types;
   for (const auto& operand : bracket.operands) types.push_back(operand.type);
-  if (bracket.after) return bracket.mark == '(' ? call(bracket, types) : pick(bracket, types);
-  if (bracket.mark != '(') return container_of(types);
-  return types.size() == 1 && !bracket.commas ? types[0] : tuple_of(types);
+  Operand made;
+  if (bracket.after)
+    made.type = bracket.mark == '(' ? call(bracket, types) : pick(bracket, types);
+  else if (bracket.mark != '(')
+    made.type = container_of(types);
+  else if (types.size() == 1 && !bracket.commas)
+    made = std::move(bracket.operands[0]);
+  else
+    made.type = tuple_of(types);
+  return made;
 }
 
 /// The type of an element, or of some, of what stands in front of a bracket; or the type that it names.
 TypeTree ExpressionReader::pick(const Bracket& bracket, const std::vector<TypeTree>& types) const {
   const auto& whole = *bracket.after;
-  if (whole.path.size() == 1 && whole.path[0] == "Tuple") return tuple_of(types);
-  if (whole.path.size() == 1 && is_container(whole.path[0])) {
-    // Parts of all, of a dict's keys too.
+  const std::string name = whole.path.size() == 1 ? whole.path[0] : "";
+  if (is_tuple(name) || is_container(name)) {
+    check_free(name);
     auto made = tuple_of(types);
+    if (is_tuple(name)) return made;
+    // Parts of all, of a dict's keys too.
     made.elements = nullptr;
     if (!types.empty()) made.inner = std::make_shared<const TypeTree>(types.back());
     return made;
   }
-  const std::string index = types.size() == 1 ? bracket.operands[0].word : "";
+  if (bracket.has_colon || types.size() != 1) return whole.type;
+  if (!whole.type.owner.empty()) return join_types(whole.type, find_method(whole.type, "__getitem__"));
+  const auto& index = bracket.operands[0].word;
   const bool is_index = !index.empty() && index.size() < 7 && std::all_of(index.begin(), index.end(), is_digit);
   if (is_index && std::stoul(index) < count_of(whole.type)) return (*whole.type.elements)[std::stoul(index)];
-  const bool is_slice = bracket.has_colon || types.empty();
-  return is_slice || !whole.type.inner ? whole.type : *whole.type.inner;
+  return whole.type.inner ? *whole.type.inner : whole.type;
 }
+
+namespace {
+
+/// The type of what an operator gives, from the largest type of its arguments.
+TypeTree run_generic(const std::string& name, TypeTree whole) {
+  const TypeTree inner = whole.inner ? *whole.inner : whole;
+  if (makes_pairs(name)) {
+    auto pair = tuple_of({TypeTree{}, inner});
+    pair.parts = std::max(pair.parts, whole.parts + 2);
+    pair.depth = std::max(pair.depth, whole.depth + 1);
+    if (name == "popitem") return pair;
+    return {pair.parts + 1, pair.depth + 1, nullptr, std::make_shared<const TypeTree>(pair), ""};
+  }
+  if (is_pick(name)) whole.owner = inner.owner;
+  return whole;
+}
+
+}  // namespace
 
 TypeTree ExpressionReader::call(const Bracket& bracket, const std::vector<TypeTree>& types) const {
   const auto& called = *bracket.after;
@@ -347,22 +407,27 @@ TypeTree ExpressionReader::call(const Bracket& bracket, const std::vector<TypeTr
   if (called.path.size() == 1) return call_name(name, bracket, types);
   if (space == "__torch__") return find_result(called.path);
   TypeTree result;
-  if (is_one_of(name, generic_names())) result = join_all(types, called.before);
-  if (makes_pairs(name)) result = {result.parts + 2, result.depth + 2, nullptr, nullptr, ""};
-  return is_space(space) ? result : join_types(result, find_method(called.before, name));
+  if (is_one_of(name, generic_names())) result = run_generic(name, join_all(types, called.before));
+  if (is_space(space)) return result;
+  for (const char* method : {"__call__", "forward"}) note_call(called.type, method);
+  return join_types(result, find_method(called.before, name));
 }
 
 /// What a call by a single name gives. `annotate` and its like give the type that stands first.
 TypeTree ExpressionReader::call_name(const std::string& name, const Bracket& bracket,
                                      const std::vector<TypeTree>& types) const {
+  const auto known = scope_.functions.find(name);
+  if (known != scope_.functions.end()) return find_result(known->second);
+  check_free(name);
   if (is_cast(name) && !types.empty()) return types[0];
   if (name == "getattr" && types.size() == 2)
     return find_type(signatures_.attributes, key_in(types[0].owner, without_quotes(bracket.operands[1].word)));
   if (name == "sorted" && !types.empty()) return join_all(types);
-  if (gives_no_parts(name)) return {};
-  const auto known = scope_.functions.find(name);
-  if (known == scope_.functions.end()) line.fail("a call of " + name + ", which torch does not write");
-  return find_result(known->second);
+  if (is_conversion(name))
+    note_call(join_all(types), "__" + name + "__");
+  else if (name != "ord" && name != "isinstance" && name != "print")
+    line.fail("a call of " + name + ", which torch does not write");
+  return {};
 }
 
 }  // namespace torchferry

@@ -53,6 +53,7 @@ struct Signatures {
 
 /// What a function's names stand for, which of them are other functions, and the keys of what it names and calls.
 struct Scope {
+  std::set<std::string> bound;
   Types values;
   std::map<std::string, std::vector<std::string>> functions;
   std::set<std::string> named;
@@ -70,13 +71,15 @@ class TypeCount {
 };
 
 /// What has been read of an expression: its type, the names of a dotted path, the word of a number or text, the type of
-/// what the last name is an attribute of, and how many attributes, elements and calls are after each other.
+/// what the last name is an attribute of, how many attributes, elements and calls are after each other, and whether the
+/// path leads to or below a class or function.
 struct Operand {
   TypeTree type;
   std::vector<std::string> path;
   std::string word;
   TypeTree before;
   int chain = 0;
+  bool is_known = false;
 };
 
 /// Reader of the words of a line, from the left, as in exporter/archive/source_expressions.py.
@@ -102,6 +105,12 @@ class ExpressionReader {
   std::vector<Operand> read_all();
   /// One expression. Throws `SourceError` for what torch does not write, and for a type of many parts.
   Operand read();
+  /// Notes that a method of an object may be called without being named: `__bool__` where it is a condition.
+  void note_call(const TypeTree& value, const std::string& name) const;
+  /// Throws `SourceError` where a name that torch's compiler reads in a way of its own stands for a value.
+  void check_free(const std::string& name) const;
+  /// Throws `SourceError` for what is given another name, and is no value, no function and no class.
+  void check_value(const Operand& value) const;
  private:
   struct Bracket {
     char mark;
@@ -113,17 +122,17 @@ class ExpressionReader {
   using Value = std::unique_ptr<Operand>;
 
   Value read_word(const Value& value);
-  void read_sign(const Value& value) const;
+  void read_sign(const Value& value);
   Value read_attribute(const Operand& value);
   Value read_mark(Value value);
-  TypeTree close(const Bracket& bracket) const;
+  Operand close(Bracket& bracket) const;
   TypeTree pick(const Bracket& bracket, const std::vector<TypeTree>& types) const;
   TypeTree call(const Bracket& bracket, const std::vector<TypeTree>& types) const;
   TypeTree call_name(const std::string& name, const Bracket& bracket, const std::vector<TypeTree>& types) const;
   /// The type of what a class or a function of the source gives when it is called by its path.
   TypeTree find_result(std::vector<std::string> path) const;
   bool find_class(const std::string& key, TypeTree& type) const;
-  bool find_path(const std::vector<std::string>& path, TypeTree& type) const;
+  bool find_path(Operand& operand) const;
   TypeTree find_method(const TypeTree& before, const std::string& name) const;
   int lengthen(const Operand& value) const;
 
@@ -133,6 +142,7 @@ class ExpressionReader {
   Scope& scope_;
   TypeCount& count_;
   std::vector<Bracket> brackets_;
+  std::string sign_;
   const std::string end_;
 };
 

@@ -50,7 +50,10 @@ long count_open(std::string_view line) {
   for (size_t i = 0; i < line.size(); ++i) {
     const char c = line[i];
     if (c == '"') {
-      if (const auto end = end_of_text(line, i); end > i) i = end - 1;
+      const auto end = end_of_text(line, i);
+      // A text that is not closed, up to the end of the line.
+      if (end == i) break;
+      i = end - 1;
     } else if (c == '(' || c == '[' || c == '{') {
       ++count;
     } else if (c == ')' || c == ']' || c == '}') {

@@ -45,7 +45,7 @@ std::string in_lower_case(std::string text) {
 /// `code/__torch__/a.py` has the module `__torch__.a`. torch's reader of zip files does not look at the case of letters.
 std::string module_of(const std::string& record) {
   auto module = in_lower_case(record);
-  if (const auto start = module.rfind("code/"); start != std::string::npos) module.erase(0, start + 5);
+  module.erase(0, std::string("code/").size());
   if (module.size() >= 3 && module.compare(module.size() - 3, 3, ".py") == 0) module.resize(module.size() - 3);
   std::replace(module.begin(), module.end(), '/', '.');
   return module;
@@ -59,6 +59,14 @@ bool is_before_classes(const std::string& text) {
   if (begins_with(text, version)) return are(version.size(), is_digit);
   return begins_with(text, import) &&
          are(import.size(), [](char c) { return is_letter(c) || is_digit(c) || c == '.'; });
+}
+
+void check_class(const SourceLine& line, const std::vector<std::string>& words, const std::string& base) {
+  static const std::set<std::string> bases{"Module", "NamedTuple", "Interface", "ModuleInterface", "Enum"};
+  const std::vector<std::string> end(words.begin() + std::min<long>(2, static_cast<long>(words.size())), words.end());
+  const bool is_plain = end == std::vector<std::string>{":"};
+  const bool has_base = end == std::vector<std::string>{"(", base, ")", ":"} && (base.empty() || bases.count(base));
+  if (!is_plain && !has_base) line.fail("a class that is not like those that torch writes");
 }
 
 /// Sorts the lines of a record: by classes, and by functions.
@@ -76,9 +84,11 @@ void read_record(ParsedSource& source, const std::string& record, const std::str
     if (line.indent == 0) entered = nullptr, key.clear();
     if (begins_with(line.text, "class ")) {
       const auto words = line.split();
-      key = key_of({module, words.at(1)});
+      const std::string base = words.size() == 6 ? words[3] : "";
+      check_class(line, words, base);
+      key = key_of({module, words[1]});
       entered = &source.classes.emplace(key, SourceClass{line, false, {}}).first->second;
-      entered->is_tuple |= words.size() >= 4 && words[2] == "(" && words[3] == "NamedTuple";
+      entered->is_tuple |= base == "NamedTuple";
     } else if (begins_with(line.text, "def ")) {
       has_body = true;
       const auto name = line.split().at(1);
@@ -184,6 +194,7 @@ Definitions read_classes(const ParsedSource& source, Signatures& signatures, Typ
 
 /// Keeps what a name stands for: of several values, from branches and loops, the largest counts.
 void assign(Scope& scope, const std::string& name, const TypeTree& type) {
+  scope.bound.insert(name);
   if (!name.empty() && (type.depth || !type.owner.empty())) keep_type(scope.values, name, type);
 }
 
@@ -193,13 +204,13 @@ TypeTree read_header(const SourceFunction& function, const Signatures& signature
   reader.expect("def");
   reader.take_name();
   reader.expect("(");
-  // The first argument of a method may be without a type.
-  auto type = function.owner.empty() ? TypeTree{} : object_of(function.owner);
+  // The first argument of a method is the object, whatever is said of its type.
+  auto owner = function.owner;
   while (!reader.take(")")) {
     const auto argument = reader.take_name();
-    if (reader.take(":")) type = reader.read().type;
-    assign(scope, argument, type);
-    type = {};
+    const auto type = reader.take(":") ? reader.read().type : TypeTree{};
+    assign(scope, argument, owner.empty() ? type : object_of(owner));
+    owner.clear();
     if (reader.take("=")) reader.read();
     if (!reader.take(",")) {
       reader.expect(")");
@@ -231,6 +242,9 @@ std::vector<Operand> unpack(const std::vector<Operand>& values, size_t count, bo
 void read_assignment(ExpressionReader& reader, Scope& scope) {
   const auto targets = reader.read_all();
   const auto name_of = [](const Operand& target) { return target.path.size() == 1 ? target.path[0] : std::string(); };
+  const bool is_attribute = targets.size() == 1 && targets[0].path.size() > 1;
+  const bool are_names = std::all_of(targets.begin(), targets.end(), [](const auto& t) { return t.path.size() == 1; });
+  if (!reader.word().empty() && !are_names && !is_attribute) reader.fail();
   if (reader.take(":")) {
     const auto type = reader.read().type;
     if (reader.take("=")) reader.read();
@@ -240,6 +254,7 @@ void read_assignment(ExpressionReader& reader, Scope& scope) {
     const auto values = unpack(reader.read_all(), targets.size(), has_comma);
     for (size_t i = 0; i < targets.size(); ++i) {
       const auto name = name_of(targets[i]);
+      reader.check_value(values[i]);
       if (!values[i].path.empty() && values[i].path[0] == "__torch__")
         scope.functions[name] = values[i].path;
       assign(scope, name, values[i].type);
@@ -255,13 +270,16 @@ void read_statement(const SourceLine& line, const Signatures& signatures, Scope&
   } else if (reader.take("return")) {
     if (!reader.word().empty()) reader.read_all();
   } else if (reader.take("if") || reader.take("while")) {
-    reader.read();
+    reader.note_call(reader.read().type, "__bool__");
     reader.expect(":");
   } else if (reader.take("for")) {
-    reader.take_name();
+    assign(scope, reader.take_name(), {});
     reader.expect("in");
+    reader.check_free("range");
     reader.expect("range");
+    reader.expect("(");
     reader.read();
+    reader.expect(")");
     reader.expect(":");
   } else if (reader.take("with")) {
     const auto value = reader.read();
@@ -276,7 +294,8 @@ void read_statement(const SourceLine& line, const Signatures& signatures, Scope&
 
 void define(Definitions& definitions, const SourceFunction& function, const Scope& scope) {
   auto& definition = definitions.emplace(function.key, Definition{function.header, 0, {}, {}}).first->second;
-  definition.lines += 1 + function.body.size();
+  definition.length += function.header.text.size();
+  for (const auto& line : function.body) definition.length += line.text.size();
   definition.named.insert(scope.named.begin(), scope.named.end());
   definition.named.erase(function.owner);
   definition.called.insert(definition.called.end(), scope.called.begin(), scope.called.end());
