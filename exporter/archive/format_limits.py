@@ -23,7 +23,7 @@ MAX_SOURCE_NESTING = 500
 # Values of a pickle beyond those that it has, if none were shared.
 MAX_SHARED_VALUES = 2**22
 # Parts of a constant: torch's compiler takes time with the square of them wherever one is used.
-MAX_CONSTANT_PARTS = 1000
+MAX_CONSTANT_PARTS = 200
 # Parts of a type in that source, tuples and lists in each other, and parts of the types of all values together.
 MAX_TYPE_PARTS, MAX_TYPE_DEPTH, MAX_TYPES = 2**16, 100, 2**22
 # Attributes, elements and calls after each other, which torch's compiler walks through by recursion.

@@ -48,6 +48,9 @@ class TypeTree:
 
 
 PART = TypeTree()
+# The class of an object that may be of several, and of a value that may be one: its methods and attributes are those of
+# all classes.
+ANY = "*"
 
 
 def make_tuple(elements: Sequence[TypeTree]) -> TypeTree:
@@ -75,9 +78,9 @@ def join_types(one: TypeTree, other: TypeTree) -> TypeTree:
         return one
     if one is PART:
         return other
-    # What has no parts may be None beside an object, and no other object.
+    # What has neither parts nor a class is None, a tensor or a number: no object beside another.
     is_optional = not (one.depth or one.owner) or not (other.depth or other.owner)
-    owner = one.owner or other.owner if is_optional or one.owner == other.owner else ""
+    owner = one.owner or other.owner if is_optional or one.owner == other.owner else ANY
     elements: tuple[TypeTree, ...] = ()
     if len(one.elements) == len(other.elements):
         elements = tuple(_join_part(a, b) for a, b in zip(one.elements, other.elements, strict=True))
@@ -95,12 +98,8 @@ def _join_part(one: TypeTree, other: TypeTree) -> TypeTree:
     """Join what two types hold, without what that holds: types that share parts are walked through no further."""
     if one is other:
         return one
-    owner = one.owner if one.owner == other.owner else ""
+    owner = one.owner if one.owner == other.owner else ANY
     return TypeTree(max(one.parts, other.parts), max(one.depth, other.depth), owner=owner)
-
-
-# A name of a method or an attribute in any class.
-ANY = "*"
 
 
 @dataclass
@@ -108,6 +107,7 @@ class Signatures:
     """What the source defines: tuples with names, classes and functions by path, and types of attributes and of results
     by the path of their class and their name. Of a class that is not known each is the largest of all: ``*.name``."""
 
+    tuple_keys: set[str] = field(default_factory=set)
     tuples: dict[str, TypeTree] = field(default_factory=dict)
     classes: set[str] = field(default_factory=set)
     functions: set[str] = field(default_factory=set)
@@ -257,15 +257,25 @@ class ExpressionReader:
         if key in self._signatures.functions:
             self._scope.called.append(key)
             return self._signatures.results[key]
-        self._scope.called.append(f"{key}.__init__")
-        return self._find_class(key) or PART
+        if (kind := self._find_class(key)) is not None:
+            self.note_call(kind, "__init__")
+            return kind
+        return self._find_method(TypeTree(owner=make_key(path[:-1])), path[-1]) if len(path) > 2 else PART
 
     def _find_class(self, key: str) -> TypeTree | None:
+        if key in self._signatures.tuple_keys and key not in self._signatures.tuples:
+            raise self.line.fail("a tuple that is named before what it holds, as torch does not write it")
         return self._signatures.tuples.get(key) or (TypeTree(owner=key) if key in self._signatures.classes else None)
 
     def note_call(self, value: TypeTree, *names: str) -> None:
         """Note that methods of an object may be called without being named: ``__bool__`` where it is a condition."""
-        self._scope.called += [f"{value.owner}.{name}" for name in names if value.owner]
+        owner = value.owner or (ANY if value.depth else "")
+        self._scope.called += [f"{owner}.{name}" for name in names if owner]
+
+    def enter(self, value: TypeTree) -> TypeTree:
+        """Return what ``with`` gives a name, and note that the object's methods are called."""
+        self.note_call(value, "__exit__")
+        return self._find_method(value, "__enter__")
 
     def _find_method(self, before: TypeTree, name: str) -> TypeTree:
         """Return the type of what a method gives. Of an object of no known class, any may be called."""
@@ -313,6 +323,12 @@ class ExpressionReader:
         """Raise ``ValueError`` where a name that torch's compiler reads in a way of its own stands for a value."""
         if name in meant and name in self._scope.bound:
             raise self.line.fail(f"a value with the name {name}, where that means something else")
+
+    def read_text(self, word: str) -> str:
+        """Return what stands in a text that is a name. Raises ``ValueError`` for anything else."""
+        if not word.startswith('"') or "\\" in word:
+            raise self.line.fail(f"{word!r} for a name, which torch does not write")
+        return word[1:-1]
 
     def check_value(self, value: Operand) -> None:
         """Raise ``ValueError`` for what is given another name, and is no value, no function and no class."""
@@ -398,8 +414,8 @@ class ExpressionReader:
         self.check_free(name, (name,))
         if name in _CASTS and types:
             return types[0]
-        if name == "getattr" and len(types) == 2:
-            return self._signatures.find_attribute(types[0].owner, operands[1].word.strip('"'))
+        if name == "getattr" and len(types) == 2 and operands[0].path[:1] != ("__torch__",):
+            return self._signatures.find_attribute(types[0].owner, self.read_text(operands[1].word))
         if name == "sorted" and types:
             return join_all(types)
         if name not in _PLAIN:
@@ -413,21 +429,31 @@ class ExpressionReader:
         assert bracket.after is not None
         whole = bracket.after
         name = whole.path[0] if len(whole.path) == 1 else ""
-        self.check_free(name, _TUPLES | _CONTAINERS)
+        named = PART
         if name in _TUPLES:
-            return Operand(make_tuple(types))
-        if name in _CONTAINERS:
+            named = make_tuple(types)
+        elif name in _CONTAINERS:
             # Parts of all, of a dict's keys too.
             kinds = make_tuple(types)
-            return Operand(TypeTree(kinds.parts, kinds.depth, inner=types[-1] if types else None))
+            named = TypeTree(kinds.parts, kinds.depth, inner=types[-1] if types else None)
+        if named.depth and name not in self._scope.bound:
+            return Operand(named)
+        # A value may have the name of a type: it is one, or the other.
+        return Operand(join_types(named, self._pick_element(bracket, types)))
+
+    def _pick_element(self, bracket: _Bracket, types: Sequence[TypeTree]) -> TypeTree:
+        assert bracket.after is not None
+        whole = bracket.after
         if bracket.has_colon or len(types) != 1:
-            return Operand(whole.type)
+            return whole.type
         if whole.type.owner:
-            return Operand(join_types(whole.type, self._find_method(whole.type, "__getitem__")))
+            return join_types(whole.type, self._find_method(whole.type, "__getitem__"))
         index = bracket.operands[0].word
         if len(index) < 7 and index.isdigit() and int(index) < len(whole.type.elements):
-            return Operand(whole.type.elements[int(index)])
-        return Operand(whole.type.inner or whole.type)
+            return whole.type.elements[int(index)]
+        if any(e.depth or e.owner for e in whole.type.elements):
+            return replace(whole.type, owner=ANY)
+        return whole.type.inner or whole.type
 
 
 def _run_generic(name: str, whole: TypeTree) -> TypeTree:

@@ -38,6 +38,7 @@ _ARGUMENT = rf"(?:{_NAME}=)?(?:{_ATOM}|\[(?:{_ATOM}(?:, {_ATOM})*)?\])"
 _CALL = re.compile(rf"{_NAME} = (?:torch|ops\.{_NAME})\.({_NAME})\(((?:{_ARGUMENT}(?:, {_ARGUMENT})*)?)\)")
 _NAMES = re.compile(r"\w+")
 _PATH = re.compile(r"__torch__[A-Za-z0-9_.\x80-\xff]*")
+_RETURN = re.compile(r"return(?![A-Za-z0-9_\x80-\xff])")
 _BASES = frozenset({"Module", "NamedTuple", "Interface", "ModuleInterface", "Enum"})
 # What files of old versions of torch begin with.
 _BEFORE_CLASSES = re.compile(r"import [A-Za-z0-9_.\x80-\xff]+|op_version_set = [0-9]+")
@@ -80,7 +81,8 @@ def check_source(records: Iterable[tuple[str, bytes]]) -> None:
     for record, data in records:
         _read_record(source, record, data)
     signatures, count = Signatures(), TypeCount()
-    signatures.classes.update(key for key, known in source.classes.items() if not known.is_tuple)
+    for key, known in source.classes.items():
+        (signatures.tuple_keys if known.is_tuple else signatures.classes).add(key)
     _read_tuples(source, signatures, count)
     definitions = _read_classes(source, signatures, count)
     signatures.functions.update(f.key for f in source.functions if not f.owner)
@@ -89,13 +91,30 @@ def check_source(records: Iterable[tuple[str, bytes]]) -> None:
         for key in (function.key, f"{ANY}.{function.name}") if function.owner else (function.key,):
             signatures.results[key] = join_types(signatures.results.get(key, PART), result)
     for function, (scope, _) in zip(source.functions, scopes, strict=True):
+        _check_blocks(function)
         for line in function.body:
             _read_statement(line, signatures, scope, count)
         _define(definitions, function, scope)
     check_calls(definitions)
 
 
+def _check_blocks(function: _Function) -> None:
+    """Check that blocks stand two spaces further right than what they are in, and that a function returns at its end.
+
+    torch puts all that follows another return into a block of its own."""
+    before = function.header.indent
+    for line in function.body:
+        if line.indent % 2 or line.indent > before + 2:
+            raise line.fail(f"{line.indent} spaces in front of a line, which torch does not write there")
+        before = line.indent
+        is_at_end = line is function.body[-1] and line.indent == function.header.indent + 2
+        if _RETURN.match(line.text) and not is_at_end:
+            raise line.fail("a return that is not a function's last line, which torch does not write")
+
+
 def _define(definitions: dict[str, Definition], function: _Function, scope: Scope) -> None:
+    if function.key in definitions:
+        raise function.header.fail(f"another definition of {function.name}, which torch does not write")
     definition = definitions.setdefault(function.key, Definition(function.header))
     definition.length += sum(len(line.text) for line in (function.header, *function.body))
     definition.named |= scope.named - {function.owner}
@@ -123,8 +142,9 @@ def _read_record(source: _Source, record: str, data: bytes) -> None:
             if words[2:] not in ([":"], ["(", base, ")", ":"]) or (base and base not in _BASES):
                 raise line.fail("a class that is not like those that torch writes")
             key = make_key((module, words[1]))
-            entered = source.classes.setdefault(key, _Class(line))
-            entered.is_tuple |= base == "NamedTuple"
+            if key in source.classes or line.indent:
+                raise line.fail(f"another definition of {words[1]}, or one inside another")
+            entered = source.classes[key] = _Class(line, base == "NamedTuple")
         elif line.text.startswith("def "):
             name = line.split()[1]
             function = _Function(line, name, f"{key}.{name}" if key else make_key((module, name)), key)
@@ -177,7 +197,9 @@ def _read_attribute(
     reader = ExpressionReader(line, signatures, scope, count)
     name, kind = reader.take_name(), None
     if reader.take("["):
-        name = reader.word.strip('"')
+        if name != "__annotations__":
+            raise reader.fail()
+        name = reader.read_text(reader.word)
         reader.at += 1
         reader.expect("]")
         reader.expect("=")
@@ -244,10 +266,9 @@ def _read_statement(line: SourceLine, signatures: Signatures, scope: Scope, coun
         reader.expect(")")
         reader.expect(":")
     elif reader.take("with"):
-        value = reader.read()
-        scope.called += [f"{value.type.owner or ANY}.{name}" for name in ("__enter__", "__exit__")]
+        entered = reader.enter(reader.read().type)
         if reader.take("as"):
-            _assign(scope, reader.take_name(), value.type)
+            _assign(scope, reader.take_name(), entered)
         reader.expect(":")
     else:
         _read_assignment(reader, scope)
@@ -275,18 +296,21 @@ def _read_assignment(reader: ExpressionReader, scope: Scope) -> None:
     is_attribute = len(targets) == 1 and len(targets[0].path) > 1
     if reader.word and not (all(names) or is_attribute):
         raise reader.fail()
-    if reader.take(":"):
+    has_comma = reader.words[reader.at - 1] == ","
+    if not has_comma and len(names) == 1 and reader.take(":"):
         kind = reader.read().type
         if reader.take("="):
-            reader.read()
+            value = reader.read()
+            reader.check_value(value)
+            if value.path[:1] == ("__torch__",):
+                raise reader.line.fail("a function or a class of another type, which torch does not write")
         _assign(scope, names[0], kind)
     elif reader.take("="):
-        has_comma = reader.words[reader.at - 2] == ","
         values = reader.read_all()
         for name, value in zip(names, _unpack(values, len(names), has_comma), strict=True):
             reader.check_value(value)
-            if value.path[:1] == ("__torch__",):
-                scope.functions[name] = value.path
+            if value.path[:1] == ("__torch__",) and scope.functions.setdefault(name, value.path) != value.path:
+                raise reader.line.fail(f"another function for {name}, which torch does not write")
             _assign(scope, name, value.type)
 
 

@@ -204,7 +204,7 @@ HOSTILE: dict[str, tuple[Forge, str]] = {
         lambda p: rewrite(p, lambda r: r.update({"constants.pkl": DOUBLED}), manifest=True),
         "none were shared|value of",
     ),
-    "a constant of many parts": (put_record("constants.pkl", LARGE), "value of 1023 parts|value of 2047 parts"),
+    "a constant of many parts": (put_record("constants.pkl", LARGE), r"value of \d+ parts"),
     "a text of brackets": (
         put_record("constants.pkl", b"\x80\x02(X\x70\x17\0\0" + b"List[" * 1200 + b"t."),
         "brackets",
@@ -287,6 +287,37 @@ HOSTILE: dict[str, tuple[Forge, str]] = {
         ),
         LENGTH,
     ),
+    "an early return": (begin_forward("if True:", "  return {x}", "else:", "  pass"), "last line"),
+    "a block of one space": (begin_forward("while True:", " pass"), "spaces in front"),
+    "what a namespace has": (begin_forward('v = getattr(__torch__, "f0")'), FORM),
+    "a type for several names": (begin_forward("w1, u0 : Tensor = (({x}, {x}), 1)"), FORM),
+    "a space in a path": (
+        add_definitions(line.replace(".T", " .T") for line in chain_tuples(18)),
+        "named before what it holds|parts",
+    ),
+    "an escape in a name": (begin_forward('v = getattr({x}, "\\167")'), "for a name"),
+    "a class and a function of one name": (
+        add_definitions(["class f:\n  a : int\n", "def f() -> int:\n  return 1\n"]),
+        "another definition",
+    ),
+    "a class twice": (add_definitions(["class f:\n  a : int\n"] * 2), "another definition"),
+    "a function with a type": (
+        do_all(add_definitions(chain_functions(1, "F")), begin_forward(f"v : Any = {MODULE}.f0")),
+        "of another type",
+    ),
+    "a namespace with a type": (begin_forward("v : Any = __torch__"), ALIAS),
+    "one name for two functions": (
+        do_all(add_definitions(chain_functions(1, "F")), begin_forward(f"v = {MODULE}.f0", f"v = {MODULE}.f1")),
+        "another function for",
+    ),
+    "methods by the path of their class": (add_definitions(chain_objects("m", "{M}.C0.m(a, )")), LENGTH),
+    "methods of what a tuple holds": (
+        add_methods(
+            m.replace("return torch", "u = (self, 1)[-2]\n    return torch").replace("(self).m", "(u).m")
+            for m in chain_methods(17, "torch.add(F, F)")
+        ),
+        LENGTH,
+    ),
     "text that is never closed": (begin_forward('w = ("' + '\\"' * 1_000_000), FORM),
 }
 HONEST = expect_taken(
@@ -299,6 +330,12 @@ HONEST = expect_taken(
         "methods that call each other": add_methods(chain_methods(60, "F")),
         "classes of classes": add_definitions(chain_classes(90)),
         "tuples with names": add_definitions(chain_tuples(12)),
+        "values named as types": add_methods(
+            [
+                "  def q(self: {C}, list: List[int]) -> int:\n    return list[0]\n",
+                "  def r(self: {C}, tuple: Tuple[int, int]) -> int:\n    return (tuple)[0]\n",
+            ]
+        ),
         "complex numbers": begin_forward("w = torch.mul({x}, 1.5-2.j)", "v = [-inf, nan, -1e-05]"),
         "a loop and an empty branch": begin_forward(
             *("w = annotate(List[int], [])", "for u in range(2):", "  v = torch.append(w, u)"),

@@ -21,7 +21,7 @@ constexpr int kMaxSourceNesting = 500;
 /// Values of a pickle beyond those that it has, if none were shared.
 constexpr size_t kMaxSharedValues = size_t{1} << 22;
 /// Parts of a constant: torch's compiler takes time with the square of them wherever one is used.
-constexpr size_t kMaxConstantParts = 1000;
+constexpr size_t kMaxConstantParts = 200;
 constexpr uint64_t kMaxTypeParts = uint64_t{1} << 16;
 constexpr uint64_t kMaxTypeDepth = 100;
 constexpr uint64_t kMaxTypes = uint64_t{1} << 22;

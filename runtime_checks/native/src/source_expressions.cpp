@@ -45,11 +45,6 @@ bool is_space(const std::string& name) { return name == "torch" || name == "ops"
 bool is_root(const std::string& name) { return is_space(name) || name == "CONSTANTS" || name == "__torch__"; }
 bool is_plain(const TypeTree& type) { return !type.depth && type.owner.empty(); }
 
-std::string without_quotes(const std::string& word) {
-  const auto first = word.find_first_not_of('"'), last = word.find_last_not_of('"');
-  return first == std::string::npos ? "" : word.substr(first, last + 1 - first);
-}
-
 TypeTree join_all(const std::vector<TypeTree>& types, TypeTree joined = {}) {
   for (const auto& type : types) joined = join_types(joined, type);
   return joined;
@@ -67,7 +62,7 @@ TypeTree container_of(const std::vector<TypeTree>& inner) {
 /// Joins what two types hold, without what that holds: types that share parts are walked through no further.
 TypeTree join_part(const TypeTree& one, const TypeTree& other) {
   return {std::max(one.parts, other.parts), std::max(one.depth, other.depth), nullptr, nullptr,
-          one.owner == other.owner ? one.owner : ""};
+          one.owner == other.owner ? one.owner : kAny};
 }
 
 size_t count_of(const TypeTree& type) { return type.elements ? type.elements->size() : 0; }
@@ -94,6 +89,7 @@ TypeTree object_of(const std::string& owner) {
 TypeTree join_types(const TypeTree& one, const TypeTree& other) {
   if (is_plain(other)) return one;
   if (is_plain(one)) return other;
+  // What has neither parts nor a class is None, a tensor or a number: no object beside another.
   TypeTree joined = join_part(one, other);
   const bool is_one_plain = !one.depth || !other.depth;
   if (count_of(one) == count_of(other)) {
@@ -161,8 +157,14 @@ std::string ExpressionReader::take_name() {
   return words_[at_++];
 }
 
+std::string ExpressionReader::name_in(const std::string& word) const {
+  if (word.size() < 2 || word[0] != '"' || word.find('\\') != std::string::npos)
+    line.fail("'" + word + "' for a name, which torch does not write");
+  return word.substr(1, word.size() - 2);
+}
+
 std::string ExpressionReader::take_text() {
-  const auto text = without_quotes(word());
+  const auto text = name_in(word());
   ++at_;
   return text;
 }
@@ -220,13 +222,20 @@ TypeTree ExpressionReader::find_result(std::vector<std::string> path) const {
     scope_.called.push_back(key);
     return find_type(signatures_.results, key);
   }
-  scope_.called.push_back(key_in(key, "__init__"));
   TypeTree type;
-  find_class(key, type);
-  return type;
+  if (find_class(key, type)) {
+    note_call(type, "__init__");
+    return type;
+  }
+  if (path.size() <= 2) return {};
+  const auto name = path.back();
+  path.pop_back();
+  return find_method(object_of(key_of(path)), name);
 }
 
 bool ExpressionReader::find_class(const std::string& key, TypeTree& type) const {
+  if (signatures_.tuple_keys.count(key) && !signatures_.tuples.count(key))
+    line.fail("a tuple that is named before what it holds, as torch does not write it");
   const auto known = signatures_.tuples.find(key);
   if (known != signatures_.tuples.end()) {
     type = known->second;
@@ -249,7 +258,12 @@ bool ExpressionReader::find_path(Operand& operand) const {
 }
 
 void ExpressionReader::note_call(const TypeTree& value, const std::string& name) const {
-  if (!value.owner.empty()) scope_.called.push_back(key_in(value.owner, name));
+  if (!value.owner.empty() || value.depth) scope_.called.push_back(key_in(value.owner, name));
+}
+
+TypeTree ExpressionReader::enter(const TypeTree& value) const {
+  note_call(value, "__exit__");
+  return find_method(value, "__enter__");
 }
 
 void ExpressionReader::check_free(const std::string& name) const {
@@ -365,20 +379,33 @@ Operand ExpressionReader::close(Bracket& bracket) const {
 TypeTree ExpressionReader::pick(const Bracket& bracket, const std::vector<TypeTree>& types) const {
   const auto& whole = *bracket.after;
   const std::string name = whole.path.size() == 1 ? whole.path[0] : "";
+  TypeTree named;
   if (is_tuple(name) || is_container(name)) {
-    check_free(name);
-    auto made = tuple_of(types);
-    if (is_tuple(name)) return made;
+    named = tuple_of(types);
     // Parts of all, of a dict's keys too.
-    made.elements = nullptr;
-    if (!types.empty()) made.inner = std::make_shared<const TypeTree>(types.back());
-    return made;
+    if (!is_tuple(name)) {
+      named.elements = nullptr;
+      if (!types.empty()) named.inner = std::make_shared<const TypeTree>(types.back());
+    }
+    if (!scope_.bound.count(name)) return named;
   }
+  // A value may have the name of a type: it is one, or the other.
+  return join_types(named, pick_element(bracket, types));
+}
+
+TypeTree ExpressionReader::pick_element(const Bracket& bracket, const std::vector<TypeTree>& types) const {
+  const auto& whole = *bracket.after;
   if (bracket.has_colon || types.size() != 1) return whole.type;
   if (!whole.type.owner.empty()) return join_types(whole.type, find_method(whole.type, "__getitem__"));
   const auto& index = bracket.operands[0].word;
   const bool is_index = !index.empty() && index.size() < 7 && std::all_of(index.begin(), index.end(), is_digit);
   if (is_index && std::stoul(index) < count_of(whole.type)) return (*whole.type.elements)[std::stoul(index)];
+  for (size_t i = 0; i < count_of(whole.type); ++i)
+    if (!is_plain((*whole.type.elements)[i])) {
+      auto element = whole.type;
+      element.owner = kAny;
+      return element;
+    }
   return whole.type.inner ? *whole.type.inner : whole.type;
 }
 
@@ -420,8 +447,10 @@ TypeTree ExpressionReader::call_name(const std::string& name, const Bracket& bra
   if (known != scope_.functions.end()) return find_result(known->second);
   check_free(name);
   if (is_cast(name) && !types.empty()) return types[0];
-  if (name == "getattr" && types.size() == 2)
-    return find_type(signatures_.attributes, key_in(types[0].owner, without_quotes(bracket.operands[1].word)));
+  const bool is_path = !bracket.operands.empty() && !bracket.operands[0].path.empty() &&
+                       bracket.operands[0].path[0] == "__torch__";
+  if (name == "getattr" && types.size() == 2 && !is_path)
+    return find_type(signatures_.attributes, key_in(types[0].owner, name_in(bracket.operands[1].word)));
   if (name == "sorted" && !types.empty()) return join_all(types);
   if (is_conversion(name))
     note_call(join_all(types), "__" + name + "__");

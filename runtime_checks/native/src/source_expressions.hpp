@@ -22,6 +22,10 @@ struct TypeTree {
   std::string owner;
 };
 
+/// The class of an object that may be of several, and of a value that may be one: its methods and attributes are those of
+/// all classes.
+constexpr const char* kAny = "*";
+
 TypeTree tuple_of(std::vector<TypeTree> elements);
 TypeTree object_of(const std::string& owner);
 /// A type that is at least as large as both.
@@ -33,9 +37,6 @@ TypeTree find_type(const Types& types, const std::string& name);
 /// Keeps a type for a name: of several, the largest counts.
 void keep_type(Types& types, const std::string& name, const TypeTree& type);
 
-/// A name of a method or an attribute in any class.
-constexpr const char* kAny = "*";
-
 /// The key of a method or an attribute of a class; of one that is not known, of any.
 std::string key_in(const std::string& owner, const std::string& name);
 /// What a class or function is known by: torch's reader of zip files does not look at the case of letters.
@@ -44,6 +45,7 @@ std::string key_of(const std::vector<std::string>& path);
 /// What the source defines: tuples with names, classes and functions by path, and types of attributes and of results by
 /// the path of their class and their name. Of a class that is not known each is the largest of all.
 struct Signatures {
+  std::set<std::string> tuple_keys;
   Types tuples;
   std::set<std::string> classes;
   std::set<std::string> functions;
@@ -92,12 +94,13 @@ class ExpressionReader {
 
   /// The word that comes next, empty at the end of the line.
   const std::string& word(size_t after = 0) const;
-  /// The word before the last that was read.
-  const std::string& word_before_last() const { return at_ >= 2 ? words_[at_ - 2] : end_; }
+  /// The last word that was read.
+  const std::string& last_word() const { return at_ >= 1 ? words_[at_ - 1] : end_; }
   bool take(const std::string& allowed);
   void expect(const std::string& allowed);
   void expect_end();
   std::string take_name();
+  /// What stands in a text that is a name.
   std::string take_text();
   [[noreturn]] void fail() const;
 
@@ -107,6 +110,8 @@ class ExpressionReader {
   Operand read();
   /// Notes that a method of an object may be called without being named: `__bool__` where it is a condition.
   void note_call(const TypeTree& value, const std::string& name) const;
+  /// What `with` gives a name. Notes that the object's methods are called.
+  TypeTree enter(const TypeTree& value) const;
   /// Throws `SourceError` where a name that torch's compiler reads in a way of its own stands for a value.
   void check_free(const std::string& name) const;
   /// Throws `SourceError` for what is given another name, and is no value, no function and no class.
@@ -127,6 +132,8 @@ class ExpressionReader {
   Value read_mark(Value value);
   Operand close(Bracket& bracket) const;
   TypeTree pick(const Bracket& bracket, const std::vector<TypeTree>& types) const;
+  TypeTree pick_element(const Bracket& bracket, const std::vector<TypeTree>& types) const;
+  std::string name_in(const std::string& word) const;
   TypeTree call(const Bracket& bracket, const std::vector<TypeTree>& types) const;
   TypeTree call_name(const std::string& name, const Bracket& bracket, const std::vector<TypeTree>& types) const;
   /// The type of what a class or a function of the source gives when it is called by its path.

@@ -87,8 +87,8 @@ void read_record(ParsedSource& source, const std::string& record, const std::str
       const std::string base = words.size() == 6 ? words[3] : "";
       check_class(line, words, base);
       key = key_of({module, words[1]});
-      entered = &source.classes.emplace(key, SourceClass{line, false, {}}).first->second;
-      entered->is_tuple |= base == "NamedTuple";
+      if (source.classes.count(key) || line.indent) line.fail("another definition of " + words[1] + ", or one inside another");
+      entered = &source.classes.emplace(key, SourceClass{line, base == "NamedTuple", {}}).first->second;
     } else if (begins_with(line.text, "def ")) {
       has_body = true;
       const auto name = line.split().at(1);
@@ -109,6 +109,7 @@ bool read_class_line(const SourceLine& line, const Signatures& signatures, Scope
   name = reader.take_name();
   bool is_attribute = true;
   if (reader.take("[")) {
+    if (name != "__annotations__") reader.fail();
     name = reader.take_text();
     reader.expect("]");
     reader.expect("=");
@@ -245,18 +246,24 @@ void read_assignment(ExpressionReader& reader, Scope& scope) {
   const bool is_attribute = targets.size() == 1 && targets[0].path.size() > 1;
   const bool are_names = std::all_of(targets.begin(), targets.end(), [](const auto& t) { return t.path.size() == 1; });
   if (!reader.word().empty() && !are_names && !is_attribute) reader.fail();
-  if (reader.take(":")) {
+  const bool has_comma = reader.last_word() == ",";
+  if (!has_comma && targets.size() == 1 && reader.take(":")) {
     const auto type = reader.read().type;
-    if (reader.take("=")) reader.read();
+    if (reader.take("=")) {
+      const auto value = reader.read();
+      reader.check_value(value);
+      if (!value.path.empty() && value.path[0] == "__torch__")
+        reader.line.fail("a function or a class of another type, which torch does not write");
+    }
     assign(scope, name_of(targets[0]), type);
   } else if (reader.take("=")) {
-    const bool has_comma = reader.word_before_last() == ",";
     const auto values = unpack(reader.read_all(), targets.size(), has_comma);
     for (size_t i = 0; i < targets.size(); ++i) {
       const auto name = name_of(targets[i]);
       reader.check_value(values[i]);
-      if (!values[i].path.empty() && values[i].path[0] == "__torch__")
-        scope.functions[name] = values[i].path;
+      const auto& path = values[i].path;
+      if (!path.empty() && path[0] == "__torch__" && scope.functions.emplace(name, path).first->second != path)
+        reader.line.fail("another function for " + name + ", which torch does not write");
       assign(scope, name, values[i].type);
     }
   }
@@ -282,9 +289,8 @@ void read_statement(const SourceLine& line, const Signatures& signatures, Scope&
     reader.expect(")");
     reader.expect(":");
   } else if (reader.take("with")) {
-    const auto value = reader.read();
-    for (const char* name : {"__enter__", "__exit__"}) scope.called.push_back(key_in(value.type.owner, name));
-    if (reader.take("as")) assign(scope, reader.take_name(), value.type);
+    const auto entered = reader.enter(reader.read().type);
+    if (reader.take("as")) assign(scope, reader.take_name(), entered);
     reader.expect(":");
   } else {
     read_assignment(reader, scope);
@@ -292,8 +298,25 @@ void read_statement(const SourceLine& line, const Signatures& signatures, Scope&
   reader.expect_end();
 }
 
+/// Checks that blocks stand two spaces further right than what they are in, and that a function returns at its end:
+/// torch puts all that follows another return into a block of its own.
+void check_blocks(const SourceFunction& function) {
+  auto before = function.header.indent;
+  for (const auto& line : function.body) {
+    if (line.indent % 2 || line.indent > before + 2)
+      line.fail(std::to_string(line.indent) + " spaces in front of a line, which torch does not write there");
+    before = line.indent;
+    const char after = line.text.size() > 6 ? line.text[6] : ' ';
+    const bool is_return = begins_with(line.text, "return") && !is_letter(after) && !is_digit(after);
+    const bool is_at_end = &line == &function.body.back() && line.indent == function.header.indent + 2;
+    if (is_return && !is_at_end) line.fail("a return that is not a function's last line, which torch does not write");
+  }
+}
+
 void define(Definitions& definitions, const SourceFunction& function, const Scope& scope) {
-  auto& definition = definitions.emplace(function.key, Definition{function.header, 0, {}, {}}).first->second;
+  if (definitions.count(function.key))
+    function.header.fail("another definition of " + function.name + ", which torch does not write");
+  auto& definition = definitions[function.key] = {function.header, 0, {}, {}};
   definition.length += function.header.text.size();
   for (const auto& line : function.body) definition.length += line.text.size();
   definition.named.insert(scope.named.begin(), scope.named.end());
@@ -312,8 +335,7 @@ void check_source(const std::vector<std::pair<std::string, std::string>>& record
   for (const auto& [record, data] : records) read_record(source, record, data);
   Signatures signatures;
   TypeCount count;
-  for (const auto& [key, known] : source.classes)
-    if (!known.is_tuple) signatures.classes.insert(key);
+  for (const auto& [key, known] : source.classes) (known.is_tuple ? signatures.tuple_keys : signatures.classes).insert(key);
   read_tuples(source, signatures, count);
   auto definitions = read_classes(source, signatures, count);
   for (const auto& function : source.functions)
@@ -328,6 +350,7 @@ void check_source(const std::vector<std::pair<std::string, std::string>>& record
     if (!function.owner.empty()) keep_type(signatures.results, key_in("", function.name), results[i]);
   }
   for (size_t i = 0; i < scopes.size(); ++i) {
+    check_blocks(source.functions[i]);
     for (const auto& line : source.functions[i].body) read_statement(line, signatures, scopes[i], count);
     define(definitions, source.functions[i], scopes[i]);
     scopes[i] = {};
