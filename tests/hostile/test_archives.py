@@ -209,7 +209,7 @@ HOSTILE: dict[str, tuple[Forge, str]] = {
         "not what torch writes",
     ),
     "deep lists in a module": (add("data.pkl", NESTED), "nested too deeply|not one that torch writes"),
-    "deep lists of constants": (add("constants.pkl", NESTED), "nested too deeply|not one that torch writes"),
+    "deep lists of constants": (add("constants.pkl", NESTED), r"a value of \d+ parts"),
     "a list that holds itself": (add("constants.pkl", b"\x80\x02]q\x00h\x00a."), "holds itself|not one that torch"),
     "a value kept far away": (add("constants.pkl", KEPT_FAR), "not one that torch writes|at place 4294967295"),
     "deep brackets": (add(CODE, b"(" * 200_000), "nested too deeply"),

@@ -70,7 +70,7 @@ def test_a_foreign_file_with_two_records_of_a_name(tmp_path):
 @pytest.mark.parametrize(
     ("part", "message"),
     [
-        (RunsAtLoad, "run while its file is loaded"),
+        (RunsAtLoad, "runs while it is loaded"),
         (Saves, "aten::save, which acts"),
         (Reads, "aten::from_file, which acts"),
         (Seeds, "aten::manual_seed, which acts"),
