@@ -18,19 +18,19 @@ MAX_UNIT = 200
 MAX_RANK, MAX_SIZE = 64, 2**40
 # Lists and objects in each other, in the contract and in the cases.
 MAX_NESTING = 16
-# Objects in each other in a module's pickle, and brackets and blocks in its source: torch's parsers are recursive.
-MAX_SOURCE_NESTING = 500
+# Objects in each other in a module's pickle, and brackets and blocks in its code: torch's parsers are recursive.
+MAX_CODE_NESTING = 500
 # Values of a pickle beyond those that it has, if none were shared.
 MAX_SHARED_VALUES = 2**22
 # Parts of a constant: torch's compiler takes time with the square of them wherever one is used.
 MAX_CONSTANT_PARTS = 200
-# Parts of a type in that source, tuples and lists in each other, and parts of the types of all values together.
+# Parts of a type in that code, tuples and lists in each other, and parts of the types of all values together.
 MAX_TYPE_PARTS, MAX_TYPE_DEPTH, MAX_TYPES = 2**16, 100, 2**22
 # Attributes, elements and calls after each other, which torch's compiler walks through by recursion.
 MAX_CHAIN = 100
 # Classes and functions that name each other, which it walks through in the same way.
 MAX_NAMED_DEPTH = 100
-# How long a function is with all that it calls: so many times the source, and so many characters. torch's freezing
+# How long a function is with all that it calls: so many times the code, and so many characters. torch's freezing
 # takes time with the square of it.
 MAX_REPEATS, MAX_REPEATED_TEXT = 8, 2**20
 # Of two numbers that differ by as much as they are large nothing is known.

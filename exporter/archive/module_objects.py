@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from exporter.archive.format_limits import MAX_SOURCE_NESTING
+from exporter.archive.format_limits import MAX_CODE_NESTING
 from exporter.archive.nesting import measure_depth
 from exporter.archive.pt_archive import Archive
 from exporter.common.errors import ArchiveError
@@ -81,7 +81,7 @@ def read_objects(archive: Archive, record: str) -> Any:
     # A pickle that somebody changed fails anywhere in Python's reader.
     try:
         # It reads the lengths first: Python's reader makes room for as many bytes as a pickle says that it has.
-        if measure_depth(data) > MAX_SOURCE_NESTING:
+        if measure_depth(data) > MAX_CODE_NESTING:
             raise ValueError("a pickle that is nested too deeply")
         return _Reader(data).load()
     except Exception as error:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pickletools
 
-from exporter.archive.format_limits import MAX_SHARED_VALUES, MAX_SOURCE_NESTING
+from exporter.archive.format_limits import MAX_CODE_NESTING, MAX_SHARED_VALUES
 
 _POPPED = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3, "REDUCE": 2, "BUILD": 2, "NEWOBJ": 2, "BINPERSID": 1}
 # What goes into the container below.
@@ -53,8 +53,8 @@ def measure_depth(pickled: bytes, most_parts: int = MAX_SHARED_VALUES) -> int:
                 push(take(_POPPED.get(name)))
             elif name not in _IDLE:
                 # torch parses the names of types by recursion.
-                if name == "BINUNICODE" and str(argument).count("[") > MAX_SOURCE_NESTING:
-                    raise ValueError(f"a text with more than {MAX_SOURCE_NESTING} brackets")
+                if name == "BINUNICODE" and str(argument).count("[") > MAX_CODE_NESTING:
+                    raise ValueError(f"a text with more than {MAX_CODE_NESTING} brackets")
                 push([])
     except (IndexError, KeyError) as error:
         raise ValueError(f"a pickle takes what is not there: {error}") from None
@@ -69,7 +69,11 @@ def _find_longest_path(contents: list[list[int]], root: int, most_parts: int) ->
     sizes = dict[int, int]()
     while todo:
         value = todo[-1]
-        missing = [inner for inner in contents[value] if inner not in depths] if value not in depths else []
+        # It may have been put there for each that holds it.
+        if value in depths:
+            todo.pop()
+            continue
+        missing = [inner for inner in contents[value] if inner not in depths]
         if missing and value not in is_open:
             is_open.add(value)
             if not is_open.isdisjoint(missing):
@@ -79,8 +83,7 @@ def _find_longest_path(contents: list[list[int]], root: int, most_parts: int) ->
         if missing:
             raise ValueError("a container of a pickle holds itself")
         depths[value] = max((depths[inner] + 1 for inner in contents[value]), default=0)
-        if value not in sizes:
-            sizes[value] = 1 + sum(sizes[inner] for inner in contents[value])
+        sizes[value] = 1 + sum(sizes[inner] for inner in contents[value])
         if sizes[value] > largest:
             raise ValueError(f"a pickle of more than {largest} values if none were shared")
         if value != root and sizes[value] > most_parts:
@@ -90,13 +93,13 @@ def _find_longest_path(contents: list[list[int]], root: int, most_parts: int) ->
     return depths[root]
 
 
-def measure_source_depth(source: bytes) -> int:
-    """Return how deeply brackets and blocks of TorchScript's source are nested; those in texts count, too."""
+def measure_code_depth(code: bytes) -> int:
+    """Return how deeply brackets and blocks of TorchScript's code are nested; those in texts count, too."""
     depth = deepest = 0
-    for byte in source.translate(None, _NO_BRACKETS):
+    for byte in code.translate(None, _NO_BRACKETS):
         depth = max(0, depth + (1 if byte in b"([{" else -1))
         deepest = max(deepest, depth)
-    indents = (len(line) - len(line.lstrip(b" \t")) for line in source.splitlines())
+    indents = (len(line) - len(line.lstrip(b" \t")) for line in code.splitlines())
     return max(deepest, max(indents, default=0) // 2)
 
 

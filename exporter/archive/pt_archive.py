@@ -23,20 +23,20 @@ from typing import TYPE_CHECKING
 
 from exporter.archive import container_kinds
 from exporter.archive.cases import Cases, ReferenceCase, pack_cases, unpack_cases
+from exporter.archive.code_check import check_code
 from exporter.archive.container_kinds import GRAPHS
 from exporter.archive.contract import Contract, contract_from_json
 from exporter.archive.format_limits import (
+    MAX_CODE_NESTING,
     MAX_CONSTANT_PARTS,
     MAX_CONTRACT_BYTES,
     MAX_INFLATED_BYTES,
     MAX_NAME,
     MAX_RECORDS,
     MAX_SHARED_VALUES,
-    MAX_SOURCE_NESTING,
 )
-from exporter.archive.nesting import measure_depth, measure_source_depth
+from exporter.archive.nesting import measure_code_depth, measure_depth
 from exporter.archive.packed_tensors import load_tensors
-from exporter.archive.source_types import check_source
 from exporter.archive.target_machine import TargetMachine, machine_from_json
 from exporter.archive.zip_records import add_serial, check_one_directory, write_zip
 from exporter.common.atomic_files import make_write_error
@@ -295,7 +295,7 @@ def check_no_code_at_load(records: Collection[tuple[str, bytes]], where: str) ->
     """Check that ``torch.jit.load`` runs nothing of these records, by name, and that it survives them.
 
     It calls ``__setstate__`` of TorchScript's own classes, and of the C++ classes that are registered with torch
-    (torch/csrc/jit/serialization/import.cpp and unpickler.cpp). Source may have white space within a dotted name, and
+    (torch/csrc/jit/serialization/import.cpp and unpickler.cpp). Code may have white space within a dotted name, and
     pickles may not. What is nested deeply overflows the stack of torch's parsers. Raises ``ArchiveError``."""
     mend = "do not load this file: nothing that torchferry writes is like it; of a quantised model, save it as it was"
     for name, data in records:
@@ -306,15 +306,15 @@ def check_no_code_at_load(records: Collection[tuple[str, bytes]], where: str) ->
             what, got = "the file has code that runs while it is loaded", f"{forbidden} in the record {name}"
             raise ArchiveError(what, where=where, got=got, expected="methods that a host calls", mend=mend)
         most = MAX_CONSTANT_PARTS if name.lower() == "constants.pkl" else MAX_SHARED_VALUES
-        depth = measure_depth(data, most) if is_pickle else measure_source_depth(data)
-        if depth > MAX_SOURCE_NESTING:
+        depth = measure_depth(data, most) if is_pickle else measure_code_depth(data)
+        if depth > MAX_CODE_NESTING:
             what, got = "a record of the file is nested too deeply", f"{depth} levels in the record {name}"
-            raise ArchiveError(what, where=where, got=got, expected=f"at most {MAX_SOURCE_NESTING}", mend=mend)
+            raise ArchiveError(what, where=where, got=got, expected=f"at most {MAX_CODE_NESTING}", mend=mend)
     try:
-        check_source([(name, data) for name, data in records if name.lower().endswith(".py")])
+        check_code([(name, data) for name, data in records if name.lower().endswith(".py")])
     except ValueError as error:
-        what = "the file's source costs torch more than it may, or is not what torch writes"
-        expected = "source as torch.jit.save writes it, with types of few parts"
+        what = "the file's code costs torch more than it may, or is not what torch writes"
+        expected = "code as torch.jit.save writes it, with types of few parts"
         raise ArchiveError(what, where=where, got=str(error), expected=expected, mend=mend) from None
 
 

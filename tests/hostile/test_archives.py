@@ -17,7 +17,7 @@ import torch
 from forging import ESCAPE
 from planted_scripts import CallsOneThatSaves, Prints, Reads, RunsAtLoad, Saves, Seeds
 from project import ROOT
-from tampering import Records, change_contract, lengthen, rewrite, seal
+from tampering import CODE, Records, add, change_contract, lengthen, rewrite, seal
 from two_readers import Forge, expect_taken, list_wrong_answers
 
 from exporter.archive import format_limits
@@ -33,10 +33,6 @@ def save_script(module: torch.nn.Module) -> Records:
         torch.jit.save(torch.jit.script(module), buffer)
     with zipfile.ZipFile(buffer) as saved:
         return {name.partition("/")[2]: saved.read(name) for name in saved.namelist()}
-
-
-def add(name: str, data: bytes = b"x") -> Forge:
-    return lambda path: rewrite(path, lambda r: r.update({name: data}), manifest=True)
 
 
 def take_module_of(module: Callable[[], torch.nn.Module]) -> Forge:
@@ -110,7 +106,6 @@ def set_bounds(**bounds: float) -> Forge:
     return say(lambda c: c["tolerance"]["dtypes"]["float64"].update(bounds))
 
 
-CODE = "code/__torch__/torchferry/___torch_mangle_0.py"
 SPACED = b"\ndef f(x: __torch__ .torch \n. classes.profiling._ScriptProfile) -> int:\n  return 1\n"
 
 

@@ -27,8 +27,8 @@
 #include "pickles.hpp"
 #include "sha256.hpp"
 #include "signature.hpp"
-#include "source_lines.hpp"
-#include "source_types.hpp"
+#include "code_lines.hpp"
+#include "code_check.hpp"
 #include "text.hpp"
 #include "zip_directory.hpp"
 
@@ -162,10 +162,10 @@ class Reader {
 };
 
 /// torch calls __setstate__ of TorchScript's own classes, and of the C++ classes that are registered with it, while it
-/// loads a file; what is loaded is to run when a host calls it. Source may have white space within a dotted name. What is
+/// loads a file; what is loaded is to run when a host calls it. Code may have white space within a dotted name. What is
 /// nested deeply overflows the stack of torch's parsers.
 void check_no_code_at_load(Reader& reader, const std::string& path) {
-  std::vector<std::pair<std::string, std::string>> sources;
+  std::vector<std::pair<std::string, std::string>> code;
   const std::string mend = "do not load this file: nothing that torchferry writes is like it";
   for (const auto& name : reader.names()) {
     const auto ends_with = [&](const std::string& end) {
@@ -183,18 +183,18 @@ void check_no_code_at_load(Reader& reader, const std::string& path) {
                                 std::string(word) + " in the record " + name, "methods that a host calls", mend});
     const auto most = name == "constants.pkl" ? kMaxConstantParts : kMaxSharedValues;
     const auto depth =
-        is_pickle ? measure_depth(record, path + ", record " + name, most) : measure_source_depth(record);
-    if (depth > kMaxSourceNesting)
+        is_pickle ? measure_depth(record, path + ", record " + name, most) : measure_code_depth(record);
+    if (depth > kMaxCodeNesting)
       fail(TF_ERROR_ARCHIVE, {"a record of the file is nested too deeply", path,
                               std::to_string(depth) + " levels in the record " + name,
-                              "at most " + std::to_string(kMaxSourceNesting), mend});
-    if (ends_with(".py")) sources.emplace_back(name, record);
+                              "at most " + std::to_string(kMaxCodeNesting), mend});
+    if (ends_with(".py")) code.emplace_back(name, record);
   }
   try {
-    check_source(sources);
-  } catch (const SourceError& error) {
-    fail(TF_ERROR_ARCHIVE, {"the file's source costs torch more than it may, or is not what torch writes", path,
-                            error.text, "source as torch.jit.save writes it, with types of few parts", mend});
+    check_code(code);
+  } catch (const CodeError& error) {
+    fail(TF_ERROR_ARCHIVE, {"the file's code costs torch more than it may, or is not what torch writes", path,
+                            error.text, "code as torch.jit.save writes it, with types of few parts", mend});
   }
 }
 

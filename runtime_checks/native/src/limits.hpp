@@ -17,7 +17,7 @@ constexpr size_t kMaxRank = 64;
 constexpr int64_t kMaxSize = int64_t{1} << 40;
 constexpr double kMaxRelativeTolerance = 1.0;
 constexpr int kMaxNesting = 16;
-constexpr int kMaxSourceNesting = 500;
+constexpr int kMaxCodeNesting = 500;
 /// Values of a pickle beyond those that it has, if none were shared.
 constexpr size_t kMaxSharedValues = size_t{1} << 22;
 /// Parts of a constant: torch's compiler takes time with the square of them wherever one is used.
@@ -29,7 +29,7 @@ constexpr uint64_t kMaxTypes = uint64_t{1} << 22;
 constexpr int kMaxChain = 100;
 /// Classes and functions that name each other.
 constexpr uint64_t kMaxNamedDepth = 100;
-/// How long a function is with all that it calls: so many times the source, and so many characters.
+/// How long a function is with all that it calls: so many times the code, and so many characters.
 constexpr uint64_t kMaxRepeats = 8;
 constexpr uint64_t kMaxRepeatedText = uint64_t{1} << 20;
 

@@ -77,8 +77,8 @@ class Machine {
   /// torch parses the names of types by recursion.
   void text(size_t count) {
     const char* characters = take(count);
-    if (std::count(characters, characters + count, '[') > kMaxSourceNesting)
-      refuse("a text with more than " + std::to_string(kMaxSourceNesting) + " brackets");
+    if (std::count(characters, characters + count, '[') > kMaxCodeNesting)
+      refuse("a text with more than " + std::to_string(kMaxCodeNesting) + " brackets");
     push();
   }
   void line() {
@@ -133,6 +133,11 @@ class Machine {
     std::vector<size_t> todo{root};
     while (!todo.empty()) {
       const auto value = todo.back();
+      // It may have been put there for each that holds it.
+      if (depths[value] >= 0) {
+        todo.pop_back();
+        continue;
+      }
       const bool visited = open[value];
       open[value] = true;
       bool ready = true;
@@ -148,7 +153,7 @@ class Machine {
         ready = false;
         todo.push_back(inner);
       }
-      if (!ready && depths[value] < 0) continue;
+      if (!ready) continue;
       if (size > largest) refuse("more than " + std::to_string(largest) + " values if none were shared");
       if (value != root && size > most_parts_) refuse("a value of " + std::to_string(size) + " parts");
       depths[value] = depth;
@@ -220,10 +225,10 @@ int measure_depth(const std::string& pickle, const std::string& where, size_t mo
   return Machine(pickle, where, most_parts).run();
 }
 
-int measure_source_depth(const std::string& source) {
+int measure_code_depth(const std::string& code) {
   int depth = 0, deepest = 0, indent = 0, widest = 0;
   bool at_start = true;
-  for (const char c : source) {
+  for (const char c : code) {
     if (c == '(' || c == '[' || c == '{') deepest = std::max(deepest, ++depth);
     if (c == ')' || c == ']' || c == '}') depth = std::max(0, depth - 1);
     if (c == '\n' || c == '\r') {

@@ -15,7 +15,7 @@ c10::impl::GenericDict load_pickled_dict(const std::string& bytes, const std::st
 /// container that holds itself, and for a value in it of more than `most_parts`.
 int measure_depth(const std::string& pickle, const std::string& where, size_t most_parts = kMaxSharedValues);
 
-/// How deeply brackets and blocks of TorchScript's source are nested; those in texts count, too.
-int measure_source_depth(const std::string& source);
+/// How deeply brackets and blocks of TorchScript's code are nested; those in texts count, too.
+int measure_code_depth(const std::string& code);
 
 }  // namespace torchferry

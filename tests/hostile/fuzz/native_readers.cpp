@@ -21,8 +21,8 @@
 #include "contract_fields.hpp"
 #include "pickles.hpp"
 #include "signature.hpp"
-#include "source_lines.hpp"
-#include "source_types.hpp"
+#include "code_lines.hpp"
+#include "code_check.hpp"
 #include "text_cases.hpp"
 
 namespace {
@@ -66,14 +66,14 @@ void read_texts(const std::string& bytes) {
 }
 
 void read_nesting(const std::string& bytes) {
-  torchferry::measure_source_depth(bytes);
+  torchferry::measure_code_depth(bytes);
   torchferry::measure_depth(bytes, "fuzz");
 }
 
 void read_source(const std::string& bytes) {
   try {
-    torchferry::check_source({{"code/__torch__/torchferry/___torch_mangle_0.py", bytes}});
-  } catch (const torchferry::SourceError&) {
+    torchferry::check_code({{"code/__torch__/torchferry/___torch_mangle_0.py", bytes}});
+  } catch (const torchferry::CodeError&) {
   }
 }
 

@@ -24,6 +24,7 @@ ROOT = Path(__file__).parents[3]
 sys.path.insert(0, str(ROOT))
 with atheris.instrument_imports(include=["exporter", "runtime_checks"]):
     from exporter.archive import (
+        code_check,
         file_signature,
         kernel_container,
         module_objects,
@@ -31,7 +32,6 @@ with atheris.instrument_imports(include=["exporter", "runtime_checks"]):
         onnx_container,
         pt_archive,
         sealed_manifest,
-        source_types,
         target_machine,
         text_cases,
     )
@@ -141,7 +141,7 @@ def read_code(data: bytes) -> None:
 
 
 def measure_nesting(data: bytes) -> None:
-    nesting.measure_source_depth(data)
+    nesting.measure_code_depth(data)
     nesting.measure_depth(data)
 
 
@@ -163,7 +163,7 @@ READERS: dict[str, Callable[[bytes], object]] = {
     "module": read_module,
     "code": read_code,
     "nesting": measure_nesting,
-    "source": lambda data: source_types.check_source([("code/__torch__/torchferry/___torch_mangle_0.py", data)]),
+    "source": lambda data: code_check.check_code([("code/__torch__/torchferry/___torch_mangle_0.py", data)]),
 }
 # Other than TorchferryError, and what its message is: callers turn these into one.
 ALLOWED = {

@@ -1,4 +1,4 @@
-#include "source_calls.hpp"
+#include "code_calls.hpp"
 
 #include <algorithm>
 #include <cstdint>

@@ -1,22 +1,22 @@
-"""What the source of a TorchScript file names: how deep in each other, and how long that is with all calls inlined.
+"""What the code of a TorchScript file names: how deep in each other, and how long that is with all calls inlined.
 
 torch's compiler reads a class or a function where another first names it, by recursion, and its executor inlines what a
-method calls, as often as it is called. ``runtime_checks/native/src/source_calls.cpp`` counts the same."""
+method calls, as often as it is called. ``runtime_checks/native/src/code_calls.cpp`` counts the same."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from exporter.archive.code_lines import CodeLine
 from exporter.archive.format_limits import MAX_NAMED_DEPTH, MAX_REPEATED_TEXT, MAX_REPEATS
-from exporter.archive.source_lines import SourceLine
 
 
 @dataclass
 class Definition:
     """A class, a function or a method: how long its text is, and the keys of what it names, and of what it calls."""
 
-    line: SourceLine
+    line: CodeLine
     length: int = 0
     named: set[str] = field(default_factory=set)
     called: list[str] = field(default_factory=list)

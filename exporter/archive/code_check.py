@@ -1,9 +1,9 @@
-"""What torch's compiler makes of the source of a TorchScript file, from its bytes.
+"""What torch's compiler makes of the code of a TorchScript file, from its bytes.
 
 It compares and prints types as trees: tuples of tuples that double from line to line cost it time and memory without
 measure. It unrolls loops over tuples, and walks through expressions by recursion. What is read here is what torch
 writes (torch/csrc/jit/serialization/python_print.cpp), and nothing else: no loop but over a range, no starred value, no
-comprehension, no operator between two values. ``runtime_checks/native/src/source_types.cpp`` reads the same."""
+comprehension, no operator between two values. ``runtime_checks/native/src/code_check.cpp`` reads the same."""
 
 from __future__ import annotations
 
@@ -11,13 +11,10 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from exporter.archive.source_calls import Definition, check_calls
-from exporter.archive.source_expressions import (
+from exporter.archive.code_calls import Definition, check_calls
+from exporter.archive.code_expressions import (
     ANY,
-    GENERIC,
-    KEYWORDS,
-    PAIRS,
-    PART,
+    PLAIN,
     ExpressionReader,
     Operand,
     Scope,
@@ -28,15 +25,8 @@ from exporter.archive.source_expressions import (
     make_key,
     make_tuple,
 )
-from exporter.archive.source_lines import SourceLine, split_lines
+from exporter.archive.code_lines import CodeLine, split_lines
 
-# Most lines: the result of an operator whose arguments are names, numbers, and lists of them.
-_NAME = rf"(?!(?:{'|'.join(sorted(KEYWORDS))})\b)[A-Za-z_][A-Za-z0-9_]*"
-_NUMBER = r"-?(?:[0-9]+\.?[0-9]*(?:[eE][+-]?[0-9]+)?|inf|nan)(?![A-Za-z0-9_.])"
-_ATOM = rf"(?:{_NUMBER}|{_NAME}(?:\.{_NAME}){{0,9}})"
-_ARGUMENT = rf"(?:{_NAME}=)?(?:{_ATOM}|\[(?:{_ATOM}(?:, {_ATOM})*)?\])"
-_CALL = re.compile(rf"{_NAME} = (?:torch|ops\.{_NAME})\.({_NAME})\(((?:{_ARGUMENT}(?:, {_ARGUMENT})*)?)\)")
-_NAMES = re.compile(r"\w+")
 _PATH = re.compile(r"__torch__[A-Za-z0-9_.\x80-\xff]*")
 _RETURN = re.compile(r"return(?![A-Za-z0-9_\x80-\xff])")
 _BASES = frozenset({"Module", "NamedTuple", "Interface", "ModuleInterface", "Enum"})
@@ -46,51 +36,51 @@ _BEFORE_CLASSES = re.compile(r"import [A-Za-z0-9_.\x80-\xff]+|op_version_set = [
 
 @dataclass
 class _Class:
-    """A class of the source: where it begins, whether it is a tuple with names, and the lines of its attributes."""
+    """A class of the code: where it begins, whether it is a tuple with names, and the lines of its attributes."""
 
-    line: SourceLine
+    line: CodeLine
     is_tuple: bool = False
-    attributes: list[SourceLine] = field(default_factory=list)
+    attributes: list[CodeLine] = field(default_factory=list)
 
 
 @dataclass
 class _Function:
     """A function, or a method of a class: its header, its name, what it is known by, and the lines of its body."""
 
-    header: SourceLine
+    header: CodeLine
     name: str
     key: str
     owner: str
-    body: list[SourceLine] = field(default_factory=list)
+    body: list[CodeLine] = field(default_factory=list)
 
 
 @dataclass
-class _Source:
+class _ParsedCode:
     """What stands in the records: classes by key, and functions."""
 
     classes: dict[str, _Class] = field(default_factory=dict)
     functions: list[_Function] = field(default_factory=list)
 
 
-def check_source(records: Iterable[tuple[str, bytes]]) -> None:
-    """Check what torch's compiler makes of a file's source, pairs of a record's name and its bytes.
+def check_code(records: Iterable[tuple[str, bytes]]) -> None:
+    """Check what torch's compiler makes of a file's parsed, pairs of a record's name and its bytes.
 
     Raises ``ValueError``, with line and record, for types of too many parts, for what is too deep in each other or too
     long with all that it calls, and for what torch does not write."""
-    source = _Source()
+    parsed = _ParsedCode()
     for record, data in records:
-        _read_record(source, record, data)
+        _read_record(parsed, record, data)
     signatures, count = Signatures(), TypeCount()
-    for key, known in source.classes.items():
+    for key, known in parsed.classes.items():
         (signatures.tuple_keys if known.is_tuple else signatures.classes).add(key)
-    _read_tuples(source, signatures, count)
-    definitions = _read_classes(source, signatures, count)
-    signatures.functions.update(f.key for f in source.functions if not f.owner)
-    scopes = [_read_header(function, signatures, count) for function in source.functions]
-    for function, (_, result) in zip(source.functions, scopes, strict=True):
+    _read_tuples(parsed, signatures, count)
+    definitions = _read_classes(parsed, signatures, count)
+    signatures.functions.update(f.key for f in parsed.functions if not f.owner)
+    scopes = [_read_header(function, signatures, count) for function in parsed.functions]
+    for function, (_, result) in zip(parsed.functions, scopes, strict=True):
         for key in (function.key, f"{ANY}.{function.name}") if function.owner else (function.key,):
-            signatures.results[key] = join_types(signatures.results.get(key, PART), result)
-    for function, (scope, _) in zip(source.functions, scopes, strict=True):
+            signatures.results[key] = join_types(signatures.results.get(key, PLAIN), result)
+    for function, (scope, _) in zip(parsed.functions, scopes, strict=True):
         _check_blocks(function)
         for line in function.body:
             _read_statement(line, signatures, scope, count)
@@ -115,16 +105,15 @@ def _check_blocks(function: _Function) -> None:
 def _define(definitions: dict[str, Definition], function: _Function, scope: Scope) -> None:
     if function.key in definitions:
         raise function.header.fail(f"another definition of {function.name}, which torch does not write")
-    definition = definitions.setdefault(function.key, Definition(function.header))
-    definition.length += sum(len(line.text) for line in (function.header, *function.body))
-    definition.named |= scope.named - {function.owner}
-    definition.called += scope.called
+    length = sum(len(line.text) for line in (function.header, *function.body))
+    named = scope.named - {function.owner}
+    definitions[function.key] = Definition(function.header, length, named, scope.called)
     if function.owner:
         definitions[function.owner].named.add(function.key)
         definitions.setdefault(f"{ANY}.{function.name}", Definition(function.header)).called.append(function.key)
 
 
-def _read_record(source: _Source, record: str, data: bytes) -> None:
+def _read_record(parsed: _ParsedCode, record: str, data: bytes) -> None:
     """Sort the lines of a record: by classes, and by functions."""
     module = record[len("code/") :].lower().removesuffix(".py").replace("/", ".")
     entered, key = None, ""
@@ -142,30 +131,30 @@ def _read_record(source: _Source, record: str, data: bytes) -> None:
             if words[2:] not in ([":"], ["(", base, ")", ":"]) or (base and base not in _BASES):
                 raise line.fail("a class that is not like those that torch writes")
             key = make_key((module, words[1]))
-            if key in source.classes or line.indent:
+            if key in parsed.classes or line.indent:
                 raise line.fail(f"another definition of {words[1]}, or one inside another")
-            entered = source.classes[key] = _Class(line, base == "NamedTuple")
+            entered = parsed.classes[key] = _Class(line, base == "NamedTuple")
         elif line.text.startswith("def "):
             name = line.split()[1]
             function = _Function(line, name, f"{key}.{name}" if key else make_key((module, name)), key)
-            source.functions.append(function)
+            parsed.functions.append(function)
         elif entered is not None:
             entered.attributes.append(line)
         elif not _BEFORE_CLASSES.fullmatch(line.text):
             raise line.fail("a statement outside of functions, which torch does not write")
 
 
-def _read_tuples(source: _Source, signatures: Signatures, count: TypeCount) -> None:
+def _read_tuples(parsed: _ParsedCode, signatures: Signatures, count: TypeCount) -> None:
     """Read the tuples with names, those first that others hold. Raises ``ValueError`` for one that holds itself."""
     entered = set[str]()
-    todo = [key for key, known in source.classes.items() if known.is_tuple]
+    todo = [key for key, known in parsed.classes.items() if known.is_tuple]
     while todo:
-        key, known = todo[-1], source.classes[todo[-1]]
+        key, known = todo[-1], parsed.classes[todo[-1]]
         if key in signatures.tuples:
             todo.pop()
             continue
         keys = {make_key(path.split(".")) for line in known.attributes for path in _PATH.findall(line.text)}
-        missing = [k for k in keys if k not in signatures.tuples and k in source.classes and source.classes[k].is_tuple]
+        missing = [k for k in keys if k not in signatures.tuples and k in parsed.classes and parsed.classes[k].is_tuple]
         if missing and key in entered:
             raise known.line.fail("a tuple that holds itself")
         entered.add(key)
@@ -176,22 +165,22 @@ def _read_tuples(source: _Source, signatures: Signatures, count: TypeCount) -> N
             count.add(signatures.tuples[key], known.line)
 
 
-def _read_classes(source: _Source, signatures: Signatures, count: TypeCount) -> dict[str, Definition]:
+def _read_classes(parsed: _ParsedCode, signatures: Signatures, count: TypeCount) -> dict[str, Definition]:
     """Read the attributes of all classes; return the classes as definitions, of what their attributes name."""
     definitions: dict[str, Definition] = {}
-    for key, known in source.classes.items():
+    for key, known in parsed.classes.items():
         scope = Scope()
         for line in known.attributes:
             if attribute := _read_attribute(line, signatures, scope, count):
                 name, kind = attribute
                 for place in (f"{key}.{name}", f"{ANY}.{name}"):
-                    signatures.attributes[place] = join_types(signatures.attributes.get(place, PART), kind)
+                    signatures.attributes[place] = join_types(signatures.attributes.get(place, PLAIN), kind)
         definitions[key] = Definition(known.line, named=scope.named - {key})
     return definitions
 
 
 def _read_attribute(
-    line: SourceLine, signatures: Signatures, scope: Scope, count: TypeCount
+    line: CodeLine, signatures: Signatures, scope: Scope, count: TypeCount
 ) -> tuple[str, TypeTree] | None:
     """Read a line of a class: the name and the type of an attribute, none for lists of names and values of an enum."""
     reader = ExpressionReader(line, signatures, scope, count)
@@ -226,7 +215,7 @@ def _read_header(function: _Function, signatures: Signatures, count: TypeCount) 
     owner = function.owner
     while not reader.take(")"):
         argument = reader.take_name()
-        kind = reader.read().type if reader.take(":") else PART
+        kind = reader.read().type if reader.take(":") else PLAIN
         _assign(scope, argument, TypeTree(owner=owner) if owner else kind)
         owner = ""
         if reader.take("="):
@@ -242,9 +231,7 @@ def _read_header(function: _Function, signatures: Signatures, count: TypeCount) 
     return scope, result
 
 
-def _read_statement(line: SourceLine, signatures: Signatures, scope: Scope, count: TypeCount) -> None:
-    if _gives_no_parts(line.text, scope):
-        return
+def _read_statement(line: CodeLine, signatures: Signatures, scope: Scope, count: TypeCount) -> None:
     reader = ExpressionReader(line, signatures, scope, count)
     if reader.take("pass"):
         pass
@@ -257,9 +244,9 @@ def _read_statement(line: SourceLine, signatures: Signatures, scope: Scope, coun
         reader.note_call(reader.read().type, "__bool__")
         reader.expect(":")
     elif reader.take("for"):
-        _assign(scope, reader.take_name(), PART)
+        _assign(scope, reader.take_name(), PLAIN)
         reader.expect("in")
-        reader.check_free("range", ("range",))
+        reader.check_free("range")
         reader.expect("range")
         reader.expect("(")
         reader.read()
@@ -273,20 +260,6 @@ def _read_statement(line: SourceLine, signatures: Signatures, scope: Scope, coun
     else:
         _read_assignment(reader, scope)
     reader.expect("")
-
-
-def _gives_no_parts(text: str, scope: Scope) -> bool:
-    """Return whether a line calls an operator whose result has no parts, of what has none."""
-    call = _CALL.fullmatch(text)
-    if not call or "__torch__" in text:
-        return False
-    names = _NAMES.findall(text)
-    if not scope.values.keys().isdisjoint(names) or not scope.bound.isdisjoint(("torch", "ops", "CONSTANTS")):
-        return False
-    if call[1] in GENERIC and ("[" in call[2] or call[1] in PAIRS):
-        return False
-    scope.bound.add(names[0])
-    return True
 
 
 def _read_assignment(reader: ExpressionReader, scope: Scope) -> None:
@@ -327,5 +300,5 @@ def _unpack(values: Sequence[Operand], count: int, has_comma: bool) -> Sequence[
 def _assign(scope: Scope, name: str, kind: TypeTree) -> None:
     """Keep what a name stands for: of several values, from branches and loops, the largest counts."""
     scope.bound.add(name)
-    if name and (kind.depth or kind.owner):
-        scope.values[name] = join_types(scope.values.get(name, PART), kind)
+    if name and not kind.is_plain:
+        scope.values[name] = join_types(scope.values.get(name, PLAIN), kind)

@@ -1,4 +1,4 @@
-"""Lines of the source that TorchScript files hold, and their words."""
+"""Lines of the code that TorchScript files hold, and their words."""
 
 from __future__ import annotations
 
@@ -11,11 +11,16 @@ _WORD = re.compile(
     r'"(?:[^"\\\n]|\\.)*("?)|[A-Za-z_\x80-\xff][A-Za-z0-9_\x80-\xff]*'
     r"|[0-9]+\.?[0-9]*(?:[eE][+-]?[0-9]+)?j?|->|[()\[\]{},.:=+-]|( +)"
 )
+# Of torch's lexer: other words are names, those that are none in Python too.
+_KEYWORDS = frozenset({
+    "and", "as", "assert", "break", "class", "continue", "def", "del", "elif", "else", "for", "global", "if", "import",
+    "in", "is", "not", "or", "pass", "raise", "return", "while", "with",
+})  # fmt: skip
 _BRACKETS = re.compile(r'"(?:[^"\\\n]|\\.)*"?|([(\[{])|([)\]}])')
 
 
 @dataclass(frozen=True)
-class SourceLine:
+class CodeLine:
     """A line, those included that it goes on in while a bracket is open: where it stands, and how far to the right."""
 
     record: str
@@ -42,7 +47,7 @@ class SourceLine:
         return ValueError(f"{got}, in line {self.number} of the record {self.record}")
 
 
-def split_lines(record: str, data: bytes) -> Iterator[SourceLine]:
+def split_lines(record: str, data: bytes) -> Iterator[CodeLine]:
     """Yield the lines of a record that are not empty. Bytes beyond ASCII may stand in names and texts."""
     parts, start, depth = list[str](), 0, 0
     for number, text in enumerate(data.decode("latin-1").split("\n"), 1):
@@ -66,7 +71,17 @@ def _count_open(text: str) -> int:
     return sum(1 for b in brackets if b[1]) - sum(1 for b in brackets if b[2])
 
 
-def _make_line(record: str, number: int, parts: list[str]) -> SourceLine:
+def _make_line(record: str, number: int, parts: list[str]) -> CodeLine:
     text = " ".join(parts)
     stripped = text.lstrip(" ")
-    return SourceLine(record, number, len(text) - len(stripped), stripped.rstrip(" "))
+    return CodeLine(record, number, len(text) - len(stripped), stripped.rstrip(" "))
+
+
+def is_name(word: str) -> bool:
+    """Return whether a word is a name and no keyword."""
+    return word not in _KEYWORDS and (word[:1].isalpha() or word[:1] == "_" or word[:1] > "\x7f")
+
+
+def is_number(word: str) -> bool:
+    """Return whether a word is a number."""
+    return "0" <= word[:1] <= "9"

@@ -8,7 +8,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "source_lines.hpp"
+#include "code_lines.hpp"
 
 namespace torchferry {
 
@@ -39,10 +39,11 @@ void keep_type(Types& types, const std::string& name, const TypeTree& type);
 
 /// The key of a method or an attribute of a class; of one that is not known, of any.
 std::string key_in(const std::string& owner, const std::string& name);
-/// What a class or function is known by: torch's reader of zip files does not look at the case of letters.
+/// What a class or function is known by: for the names of modules, which are those of records, torch's reader of zip
+/// files does not look at the case of letters.
 std::string key_of(const std::vector<std::string>& path);
 
-/// What the source defines: tuples with names, classes and functions by path, and types of attributes and of results by
+/// What the code defines: tuples with names, classes and functions by path, and types of attributes and of results by
 /// the path of their class and their name. Of a class that is not known each is the largest of all.
 struct Signatures {
   std::set<std::string> tuple_keys;
@@ -65,8 +66,8 @@ struct Scope {
 /// The parts of all types that were read so far.
 class TypeCount {
  public:
-  /// Throws `SourceError` beyond the limits.
-  void add(const TypeTree& type, const SourceLine& line);
+  /// Throws `CodeError` beyond the limits.
+  void add(const TypeTree& type, const CodeLine& line);
 
  private:
   uint64_t parts_ = 0;
@@ -84,13 +85,13 @@ struct Operand {
   bool is_known = false;
 };
 
-/// Reader of the words of a line, from the left, as in exporter/archive/source_expressions.py.
+/// Reader of the words of a line, from the left, as in exporter/archive/code_expressions.py.
 class ExpressionReader {
  public:
-  ExpressionReader(const SourceLine& line, const Signatures& signatures, Scope& scope, TypeCount& count)
+  ExpressionReader(const CodeLine& line, const Signatures& signatures, Scope& scope, TypeCount& count)
       : line(line), words_(line.split()), signatures_(signatures), scope_(scope), count_(count) {}
 
-  const SourceLine& line;
+  const CodeLine& line;
 
   /// The word that comes next, empty at the end of the line.
   const std::string& word(size_t after = 0) const;
@@ -106,16 +107,17 @@ class ExpressionReader {
 
   /// Expressions with commas between them, until another word. A comma may follow the last of them.
   std::vector<Operand> read_all();
-  /// One expression. Throws `SourceError` for what torch does not write, and for a type of many parts.
+  /// One expression. Throws `CodeError` for what torch does not write, and for a type of many parts.
   Operand read();
   /// Notes that a method of an object may be called without being named: `__bool__` where it is a condition.
   void note_call(const TypeTree& value, const std::string& name) const;
   /// What `with` gives a name. Notes that the object's methods are called.
   TypeTree enter(const TypeTree& value) const;
-  /// Throws `SourceError` where a name that torch's compiler reads in a way of its own stands for a value.
+  /// Throws `CodeError` where a name that torch's compiler reads in a way of its own stands for a value.
   void check_free(const std::string& name) const;
-  /// Throws `SourceError` for what is given another name, and is no value, no function and no class.
+  /// Throws `CodeError` for what is given another name, and is no value, no function and no class.
   void check_value(const Operand& value) const;
+
  private:
   struct Bracket {
     char mark;
@@ -136,7 +138,7 @@ class ExpressionReader {
   std::string name_in(const std::string& word) const;
   TypeTree call(const Bracket& bracket, const std::vector<TypeTree>& types) const;
   TypeTree call_name(const std::string& name, const Bracket& bracket, const std::vector<TypeTree>& types) const;
-  /// The type of what a class or a function of the source gives when it is called by its path.
+  /// The type of what a class or a function of the code gives when it is called by its path.
   TypeTree find_result(std::vector<std::string> path) const;
   bool find_class(const std::string& key, TypeTree& type) const;
   bool find_path(Operand& operand) const;

@@ -1,37 +1,32 @@
-"""Types of the expressions in a TorchScript file's source, as far as tuples and lists make them."""
+"""Types of the expressions in a TorchScript file's code, as far as tuples and lists make them."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+from exporter.archive.code_lines import CodeLine, is_name, is_number
 from exporter.archive.format_limits import MAX_CHAIN, MAX_TYPE_DEPTH, MAX_TYPE_PARTS, MAX_TYPES
-from exporter.archive.source_lines import SourceLine
 
 # Operators whose results have the types of their arguments, and those among them that make pairs.
-GENERIC = frozenset({
+_GENERIC = frozenset({
     "__getitem__", "_set_item", "_unwrap_optional", "add", "add_", "append", "copy", "dequantize", "dict", "get",
     "items", "list", "local_value", "mul", "mul_", "pop", "popitem", "select", "setdefault", "slice", "sorted",
     "to_here", "values", "wait", "IfThenElse", "ModuleContainerIndex", "TupleIndex", "Uninitialized",
     "awaitable_nowait", "awaitable_wait", "unchecked_cast", "unchecked_unwrap_optional",
 })  # fmt: skip
-PAIRS = frozenset({"items", "popitem"})
+_PAIRS = frozenset({"items", "popitem"})
 _CASTS = frozenset({"annotate", "unchecked_cast", "uninitialized"})
 # Operators that give an element of a list, a value of a dict, or what is optional.
 _PICKS = frozenset({"__getitem__", "_unwrap_optional", "get", "pop", "select"})
 # What calls give no parts by these names: of an object, each calls a method.
 _CONVERSIONS = frozenset({"int", "float", "bool", "str", "complex"})
-_PLAIN = _CONVERSIONS | {"ord", "isinstance", "print"}
+_OTHER_CALLS = frozenset({"ord", "isinstance", "print"})
 _TUPLES = frozenset({"Tuple", "tuple"})
 _CONTAINERS = frozenset({"List", "Dict", "Optional", "Union", "Future", "Await", "RRef", "Final", "list", "dict"})
 _SPACES = frozenset({"torch", "ops"})
 _ROOTS = _SPACES | {"CONSTANTS", "__torch__"}
-# Of torch's lexer: other words are names, those that are none in Python too.
-KEYWORDS = frozenset({
-    "and", "as", "assert", "break", "class", "continue", "def", "del", "elif", "else", "for", "global", "if", "import",
-    "in", "is", "not", "or", "pass", "raise", "return", "while", "with",
-})  # fmt: skip
 _CLOSED_BY = {"(": ")", "[": "]", "{": "}"}
 
 
@@ -46,8 +41,13 @@ class TypeTree:
     inner: TypeTree | None = None
     owner: str = ""
 
+    @property
+    def is_plain(self) -> bool:
+        """Return whether it is the type of a tensor, a number or None: nothing in it, and no object."""
+        return not (self.depth or self.owner)
 
-PART = TypeTree()
+
+PLAIN = TypeTree()
 # The class of an object that may be of several, and of a value that may be one: its methods and attributes are those of
 # all classes.
 ANY = "*"
@@ -62,25 +62,23 @@ def make_tuple(elements: Sequence[TypeTree]) -> TypeTree:
 def make_container(inner: Sequence[TypeTree]) -> TypeTree:
     """Return a type of lists or dicts that hold these: of several types, torch makes a union."""
     joined = join_all(inner)
-    parts = sum(t.parts for t in inner if t.depth or t.owner) or 1
+    parts = sum(t.parts for t in inner if not t.is_plain)
     joined = replace(joined, parts=max(parts, joined.parts))
     return TypeTree(1 + joined.parts, 1 + joined.depth, inner=joined)
 
 
 def join_all(types: Iterable[TypeTree]) -> TypeTree:
     """Return a type that is at least as large as all of these."""
-    return functools.reduce(join_types, types, PART)
+    return functools.reduce(join_types, types, PLAIN)
 
 
 def join_types(one: TypeTree, other: TypeTree) -> TypeTree:
     """Return a type that is at least as large as both."""
-    if one is other or other is PART:
+    if one is other or other.is_plain:
         return one
-    if one is PART:
+    if one.is_plain:
         return other
-    # What has neither parts nor a class is None, a tensor or a number: no object beside another.
-    is_optional = not (one.depth or one.owner) or not (other.depth or other.owner)
-    owner = one.owner or other.owner if is_optional or one.owner == other.owner else ANY
+    joined = _join_part(one, other)
     elements: tuple[TypeTree, ...] = ()
     if len(one.elements) == len(other.elements):
         elements = tuple(_join_part(a, b) for a, b in zip(one.elements, other.elements, strict=True))
@@ -91,7 +89,7 @@ def join_types(one: TypeTree, other: TypeTree) -> TypeTree:
         inner = _join_part(one.inner, other.inner)
     elif not (one.depth and other.depth):
         inner = one.inner or other.inner
-    return TypeTree(max(one.parts, other.parts), max(one.depth, other.depth), elements, inner, owner)
+    return replace(joined, elements=elements, inner=inner)
 
 
 def _join_part(one: TypeTree, other: TypeTree) -> TypeTree:
@@ -104,7 +102,7 @@ def _join_part(one: TypeTree, other: TypeTree) -> TypeTree:
 
 @dataclass
 class Signatures:
-    """What the source defines: tuples with names, classes and functions by path, and types of attributes and of results
+    """What the code defines: tuples with names, classes and functions by path, and types of attributes and of results
     by the path of their class and their name. Of a class that is not known each is the largest of all: ``*.name``."""
 
     tuple_keys: set[str] = field(default_factory=set)
@@ -116,7 +114,7 @@ class Signatures:
 
     def find_attribute(self, owner: str, name: str) -> TypeTree:
         """Return the type of an attribute."""
-        return self.attributes.get(f"{owner or ANY}.{name}", PART)
+        return self.attributes.get(f"{owner or ANY}.{name}", PLAIN)
 
 
 @dataclass
@@ -131,7 +129,8 @@ class Scope:
 
 
 def make_key(path: Sequence[str]) -> str:
-    """Return what a class or function is known by: torch's reader of zip files does not look at the case of letters."""
+    """Return what a class or function is known by: for the names of modules, which are those of records, torch's reader
+    of zip files does not look at the case of letters."""
     return f"{'.'.join(path[:-1]).lower()}.{path[-1]}"
 
 
@@ -141,7 +140,7 @@ class TypeCount:
 
     parts: int = 0
 
-    def add(self, kind: TypeTree, line: SourceLine) -> None:
+    def add(self, kind: TypeTree, line: CodeLine) -> None:
         """Count a type. Raises ``ValueError`` beyond the limits."""
         if kind.parts > MAX_TYPE_PARTS:
             raise line.fail(f"a type of {kind.parts} parts")
@@ -163,7 +162,7 @@ class Operand:
     type: TypeTree
     path: tuple[str, ...] = ()
     word: str = ""
-    before: TypeTree = PART
+    before: TypeTree = PLAIN
     chain: int = 0
     is_known: bool = False
 
@@ -182,7 +181,7 @@ class _Bracket:
 class ExpressionReader:
     """Reader of the words of a line, from the left."""
 
-    def __init__(self, line: SourceLine, signatures: Signatures, scope: Scope, count: TypeCount) -> None:
+    def __init__(self, line: CodeLine, signatures: Signatures, scope: Scope, count: TypeCount) -> None:
         self.line, self.words, self.at = line, line.split(), 0
         self._signatures, self._scope, self._count = signatures, scope, count
         self._brackets: list[_Bracket] = []
@@ -207,7 +206,7 @@ class ExpressionReader:
     def take_name(self) -> str:
         """Return the next word and skip it. Raises ``ValueError`` if it is no name."""
         name = self.word
-        if not _is_name(name):
+        if not is_name(name):
             raise self.fail()
         self.at += 1
         return name
@@ -230,7 +229,7 @@ class ExpressionReader:
         value: Operand | None = None
         while True:
             word = self.word
-            if _is_name(word) or _is_number(word) or word.startswith('"'):
+            if is_name(word) or is_number(word) or word.startswith('"'):
                 value = self._read_word(value)
             elif word and word in "+-":
                 value = self._read_sign(value)
@@ -250,17 +249,18 @@ class ExpressionReader:
             self.at += 1
 
     def _find_result(self, path: tuple[str, ...]) -> TypeTree:
-        """Return the type of what a class or a function of the source gives when it is called by its path."""
+        """Return the type of what a class or a function of the code gives when it is called by its path."""
         # torch writes ``C.__new__(C)`` for a new object.
         path = path[:-1] if path[-1] == "__new__" else path
         key = make_key(path)
         if key in self._signatures.functions:
             self._scope.called.append(key)
-            return self._signatures.results[key]
+            # Headers are read before what functions give is known.
+            return self._signatures.results.get(key, PLAIN)
         if (kind := self._find_class(key)) is not None:
             self.note_call(kind, "__init__")
             return kind
-        return self._find_method(TypeTree(owner=make_key(path[:-1])), path[-1]) if len(path) > 2 else PART
+        return self._find_method(TypeTree(owner=make_key(path[:-1])), path[-1]) if len(path) > 2 else PLAIN
 
     def _find_class(self, key: str) -> TypeTree | None:
         if key in self._signatures.tuple_keys and key not in self._signatures.tuples:
@@ -281,7 +281,7 @@ class ExpressionReader:
         """Return the type of what a method gives. Of an object of no known class, any may be called."""
         key = f"{before.owner or ANY}.{name}"
         if key not in self._signatures.results:
-            return PART
+            return PLAIN
         self._scope.called.append(key)
         return self._signatures.results[key]
 
@@ -289,39 +289,37 @@ class ExpressionReader:
         word = self.word
         if value is not None:
             raise self.fail()
-        if not _is_name(word):
+        if not is_name(word):
             sign, self._sign = self._sign, ""
-            return Operand(PART, word=sign + word)
+            return Operand(PLAIN, word=sign + word)
         self._sign = ""
-        kind = self._scope.values.get(word, PART)
+        kind = self._scope.values.get(word, PLAIN)
         self._count.add(kind, self.line)
         return Operand(kind, (word,), word if word in ("inf", "nan") else "")
 
     def _read_sign(self, value: Operand | None) -> None:
         """Read the sign of a number, or that between the two of a complex one: no more than one is before a number."""
         after = self.words[self.at + 1] if self.at + 1 < len(self.words) else ""
-        is_number = _is_number(after) or after in ("inf", "nan")
-        if not is_number or (value is not None and (not value.word or value.word[-1] == "j" or after[-1] != "j")):
+        has_number = is_number(after) or after in ("inf", "nan")
+        if not has_number or (value is not None and (not value.word or value.word[-1] == "j" or after[-1] != "j")):
             raise self.fail()
         self._sign = self.word
 
     def _read_attribute(self, value: Operand) -> Operand:
-        name = self.word
-        if not _is_name(name):
-            raise self.fail()
-        self.at += 1
+        name = self.take_name()
         path, chain = (*(value.path or ("",)), name), self._lengthen(value)
-        self.check_free(path[0], _ROOTS)
+        if path[0] in _ROOTS:
+            self.check_free(path[0])
         if path[0] in _SPACES or path[0] == "CONSTANTS":
-            return Operand(PART, path, chain=chain)
+            return Operand(PLAIN, path, chain=chain)
         kind, is_known = self._find_path(path) if path[0] == "__torch__" else (None, False)
         kind = kind or self._signatures.find_attribute(value.type.owner, name)
         self._count.add(kind, self.line)
         return Operand(kind, path, before=value.type, chain=chain, is_known=is_known or value.is_known)
 
-    def check_free(self, name: str, meant: Collection[str]) -> None:
-        """Raise ``ValueError`` where a name that torch's compiler reads in a way of its own stands for a value."""
-        if name in meant and name in self._scope.bound:
+    def check_free(self, name: str) -> None:
+        """Raise ``ValueError`` if a name that torch's compiler reads in a way of its own stands for a value."""
+        if name in self._scope.bound:
             raise self.line.fail(f"a value with the name {name}, where that means something else")
 
     def read_text(self, word: str) -> str:
@@ -383,53 +381,50 @@ class ExpressionReader:
     def _close(self, bracket: _Bracket) -> Operand:
         types = [o.type for o in bracket.operands]
         if bracket.after is not None:
-            return self._call(bracket, types) if bracket.mark == "(" else self._pick(bracket, types)
+            read = self._call if bracket.mark == "(" else self._pick
+            return Operand(read(bracket.after, bracket, types))
         if bracket.mark != "(":
             return Operand(make_container(types))
         if len(types) == 1 and not bracket.commas:
             return bracket.operands[0]
         return Operand(make_tuple(types))
 
-    def _call(self, bracket: _Bracket, types: Sequence[TypeTree]) -> Operand:
-        """Return what a call gives."""
-        assert bracket.after is not None
-        called = bracket.after
+    def _call(self, called: Operand, bracket: _Bracket, types: Sequence[TypeTree]) -> TypeTree:
+        """Return the type of what a call gives."""
         name, space = called.path[-1] if called.path else "", called.path[0] if called.path else ""
         if not name:
             raise self.line.fail("a call of something without a name, which torch does not write")
         if len(called.path) == 1:
-            return Operand(self._call_name(name, bracket.operands, types))
+            return self._call_name(name, bracket.operands, types)
         if space == "__torch__":
-            return Operand(self._find_result(called.path))
-        result = _run_generic(name, join_all([called.before, *types])) if name in GENERIC else PART
+            return self._find_result(called.path)
+        result = _find_generic_result(name, join_all([called.before, *types])) if name in _GENERIC else PLAIN
         if space in _SPACES:
-            return Operand(result)
+            return result
         self.note_call(called.type, "__call__", "forward")
-        return Operand(join_types(result, self._find_method(called.before, name)))
+        return join_types(result, self._find_method(called.before, name))
 
     def _call_name(self, name: str, operands: Sequence[Operand], types: Sequence[TypeTree]) -> TypeTree:
         """Return what a call by a single name gives. ``annotate`` and its like give the type that stands first."""
         if name in self._scope.functions:
             return self._find_result(self._scope.functions[name])
-        self.check_free(name, (name,))
+        self.check_free(name)
         if name in _CASTS and types:
             return types[0]
         if name == "getattr" and len(types) == 2 and operands[0].path[:1] != ("__torch__",):
             return self._signatures.find_attribute(types[0].owner, self.read_text(operands[1].word))
         if name == "sorted" and types:
             return join_all(types)
-        if name not in _PLAIN:
-            raise self.line.fail(f"a call of {name}, which torch does not write")
         if name in _CONVERSIONS:
             self.note_call(join_all(types), f"__{name}__")
-        return PART
+        elif name not in _OTHER_CALLS:
+            raise self.line.fail(f"a call of {name}, which torch does not write")
+        return PLAIN
 
-    def _pick(self, bracket: _Bracket, types: Sequence[TypeTree]) -> Operand:
+    def _pick(self, whole: Operand, bracket: _Bracket, types: Sequence[TypeTree]) -> TypeTree:
         """Return the type of an element, or of some, of what stands in front of a bracket; or the type it names."""
-        assert bracket.after is not None
-        whole = bracket.after
         name = whole.path[0] if len(whole.path) == 1 else ""
-        named = PART
+        named = PLAIN
         if name in _TUPLES:
             named = make_tuple(types)
         elif name in _CONTAINERS:
@@ -437,38 +432,29 @@ class ExpressionReader:
             kinds = make_tuple(types)
             named = TypeTree(kinds.parts, kinds.depth, inner=types[-1] if types else None)
         if named.depth and name not in self._scope.bound:
-            return Operand(named)
+            return named
         # A value may have the name of a type: it is one, or the other.
-        return Operand(join_types(named, self._pick_element(bracket, types)))
+        return join_types(named, self._pick_element(whole.type, bracket, types))
 
-    def _pick_element(self, bracket: _Bracket, types: Sequence[TypeTree]) -> TypeTree:
-        assert bracket.after is not None
-        whole = bracket.after
+    def _pick_element(self, whole: TypeTree, bracket: _Bracket, types: Sequence[TypeTree]) -> TypeTree:
         if bracket.has_colon or len(types) != 1:
-            return whole.type
-        if whole.type.owner:
-            return join_types(whole.type, self._find_method(whole.type, "__getitem__"))
+            return whole
+        if whole.owner:
+            return join_types(whole, self._find_method(whole, "__getitem__"))
         index = bracket.operands[0].word
-        if len(index) < 7 and index.isdigit() and int(index) < len(whole.type.elements):
-            return whole.type.elements[int(index)]
-        if any(e.depth or e.owner for e in whole.type.elements):
-            return replace(whole.type, owner=ANY)
-        return whole.type.inner or whole.type
+        if len(index) < 7 and index.isdigit() and int(index) < len(whole.elements):
+            return whole.elements[int(index)]
+        # Any of them, by an index that is not known here.
+        if not all(e.is_plain for e in whole.elements):
+            return replace(whole, owner=ANY)
+        return whole.inner or whole
 
 
-def _run_generic(name: str, whole: TypeTree) -> TypeTree:
+def _find_generic_result(name: str, whole: TypeTree) -> TypeTree:
     """Return the type of what an operator gives, from the largest type of its arguments."""
     inner = whole.inner or whole
-    if name in PAIRS:
-        pair = make_tuple([PART, inner])
+    if name in _PAIRS:
+        pair = make_tuple([PLAIN, inner])
         pair = replace(pair, parts=max(pair.parts, whole.parts + 2), depth=max(pair.depth, whole.depth + 1))
         return pair if name == "popitem" else TypeTree(pair.parts + 1, pair.depth + 1, inner=pair)
     return replace(whole, owner=inner.owner) if name in _PICKS else whole
-
-
-def _is_name(word: str) -> bool:
-    return word not in KEYWORDS and (word[:1].isalpha() or word[:1] == "_" or word[:1] > "\x7f")
-
-
-def _is_number(word: str) -> bool:
-    return "0" <= word[:1] <= "9"

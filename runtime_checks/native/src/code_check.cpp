@@ -1,35 +1,35 @@
-#include "source_types.hpp"
+#include "code_check.hpp"
 
 #include <algorithm>
 #include <cctype>
 #include <set>
 
-#include "source_calls.hpp"
-#include "source_expressions.hpp"
+#include "code_calls.hpp"
+#include "code_expressions.hpp"
 
 namespace torchferry {
 namespace {
 
-/// A class of the source: where it begins, whether it is a tuple with names, and the lines of its attributes.
-struct SourceClass {
-  SourceLine line;
+/// A class of the code: where it begins, whether it is a tuple with names, and the lines of its attributes.
+struct CodeClass {
+  CodeLine line;
   bool is_tuple = false;
-  std::vector<SourceLine> attributes;
+  std::vector<CodeLine> attributes;
 };
 
 /// A function, or a method of a class: its header, its name, what it is known by, and the lines of its body.
-struct SourceFunction {
-  SourceLine header;
+struct CodeFunction {
+  CodeLine header;
   std::string name;
   std::string key;
   std::string owner;
-  std::vector<SourceLine> body;
+  std::vector<CodeLine> body;
 };
 
 /// What stands in the records: classes by key, and functions.
-struct ParsedSource {
-  std::map<std::string, SourceClass> classes;
-  std::vector<SourceFunction> functions;
+struct ParsedCode {
+  std::map<std::string, CodeClass> classes;
+  std::vector<CodeFunction> functions;
 };
 
 using Definitions = std::map<std::string, Definition>;
@@ -61,7 +61,7 @@ bool is_before_classes(const std::string& text) {
          are(import.size(), [](char c) { return is_letter(c) || is_digit(c) || c == '.'; });
 }
 
-void check_class(const SourceLine& line, const std::vector<std::string>& words, const std::string& base) {
+void check_class(const CodeLine& line, const std::vector<std::string>& words, const std::string& base) {
   static const std::set<std::string> bases{"Module", "NamedTuple", "Interface", "ModuleInterface", "Enum"};
   const std::vector<std::string> end(words.begin() + std::min<long>(2, static_cast<long>(words.size())), words.end());
   const bool is_plain = end == std::vector<std::string>{":"};
@@ -70,14 +70,14 @@ void check_class(const SourceLine& line, const std::vector<std::string>& words, 
 }
 
 /// Sorts the lines of a record: by classes, and by functions.
-void read_record(ParsedSource& source, const std::string& record, const std::string& data) {
+void read_record(ParsedCode& parsed, const std::string& record, const std::string& data) {
   const auto module = module_of(record);
-  SourceClass* entered = nullptr;
+  CodeClass* entered = nullptr;
   std::string key;
   bool has_body = false;
   for (auto& line : split_lines(record, data)) {
-    if (has_body && line.indent > source.functions.back().header.indent) {
-      source.functions.back().body.push_back(std::move(line));
+    if (has_body && line.indent > parsed.functions.back().header.indent) {
+      parsed.functions.back().body.push_back(std::move(line));
       continue;
     }
     has_body = false;
@@ -87,12 +87,12 @@ void read_record(ParsedSource& source, const std::string& record, const std::str
       const std::string base = words.size() == 6 ? words[3] : "";
       check_class(line, words, base);
       key = key_of({module, words[1]});
-      if (source.classes.count(key) || line.indent) line.fail("another definition of " + words[1] + ", or one inside another");
-      entered = &source.classes.emplace(key, SourceClass{line, base == "NamedTuple", {}}).first->second;
+      if (parsed.classes.count(key) || line.indent) line.fail("another definition of " + words[1] + ", or one inside another");
+      entered = &parsed.classes.emplace(key, CodeClass{line, base == "NamedTuple", {}}).first->second;
     } else if (begins_with(line.text, "def ")) {
       has_body = true;
       const auto name = line.split().at(1);
-      source.functions.push_back({std::move(line), name, key.empty() ? key_of({module, name}) : key_in(key, name), key, {}});
+      parsed.functions.push_back({std::move(line), name, key.empty() ? key_of({module, name}) : key_in(key, name), key, {}});
     } else if (entered) {
       entered->attributes.push_back(std::move(line));
     } else if (!is_before_classes(line.text)) {
@@ -103,7 +103,7 @@ void read_record(ParsedSource& source, const std::string& record, const std::str
 
 /// Reads a line of a class: whether it is of an attribute, its name and its type. Lists of names and values of an enum
 /// are none.
-bool read_class_line(const SourceLine& line, const Signatures& signatures, Scope& scope, TypeCount& count,
+bool read_class_line(const CodeLine& line, const Signatures& signatures, Scope& scope, TypeCount& count,
                     std::string& name, TypeTree& type) {
   ExpressionReader reader(line, signatures, scope, count);
   name = reader.take_name();
@@ -127,7 +127,7 @@ bool read_class_line(const SourceLine& line, const Signatures& signatures, Scope
 }
 
 /// The keys of the paths below `__torch__` that a class names.
-std::set<std::string> keys_in(const SourceClass& known) {
+std::set<std::string> keys_in(const CodeClass& known) {
   static const std::string root = "__torch__";
   std::set<std::string> keys;
   for (const auto& line : known.attributes)
@@ -141,7 +141,7 @@ std::set<std::string> keys_in(const SourceClass& known) {
   return keys;
 }
 
-void measure_tuple(const SourceClass& known, const std::string& key, Signatures& signatures, TypeCount& count) {
+void measure_tuple(const CodeClass& known, const std::string& key, Signatures& signatures, TypeCount& count) {
   std::vector<TypeTree> types;
   for (const auto& line : known.attributes) {
     Scope scope;
@@ -152,11 +152,11 @@ void measure_tuple(const SourceClass& known, const std::string& key, Signatures&
   count.add(signatures.tuples[key] = tuple_of(types), known.line);
 }
 
-/// Reads the tuples with names, those first that others hold. Throws `SourceError` for one that holds itself.
-void read_tuples(const ParsedSource& source, Signatures& signatures, TypeCount& count) {
+/// Reads the tuples with names, those first that others hold. Throws `CodeError` for one that holds itself.
+void read_tuples(const ParsedCode& parsed, Signatures& signatures, TypeCount& count) {
   std::set<std::string> entered;
   std::vector<std::string> todo;
-  for (const auto& [key, known] : source.classes)
+  for (const auto& [key, known] : parsed.classes)
     if (known.is_tuple) todo.push_back(key);
   while (!todo.empty()) {
     const auto key = todo.back();
@@ -164,11 +164,11 @@ void read_tuples(const ParsedSource& source, Signatures& signatures, TypeCount& 
       todo.pop_back();
       continue;
     }
-    const auto& known = source.classes.at(key);
+    const auto& known = parsed.classes.at(key);
     const auto before = todo.size();
     for (const auto& held : keys_in(known)) {
-      const auto other = source.classes.find(held);
-      if (other != source.classes.end() && other->second.is_tuple && !signatures.tuples.count(held)) todo.push_back(held);
+      const auto other = parsed.classes.find(held);
+      if (other != parsed.classes.end() && other->second.is_tuple && !signatures.tuples.count(held)) todo.push_back(held);
     }
     const bool is_missing = todo.size() > before;
     if (is_missing && !entered.insert(key).second) known.line.fail("a tuple that holds itself");
@@ -177,9 +177,9 @@ void read_tuples(const ParsedSource& source, Signatures& signatures, TypeCount& 
 }
 
 /// Reads the attributes of all classes; the classes as definitions, of what their attributes name.
-Definitions read_classes(const ParsedSource& source, Signatures& signatures, TypeCount& count) {
+Definitions read_classes(const ParsedCode& parsed, Signatures& signatures, TypeCount& count) {
   Definitions definitions;
-  for (const auto& [key, known] : source.classes) {
+  for (const auto& [key, known] : parsed.classes) {
     Scope scope;
     for (const auto& line : known.attributes) {
       std::string name;
@@ -200,7 +200,7 @@ void assign(Scope& scope, const std::string& name, const TypeTree& type) {
 }
 
 /// Reads the types of a function's arguments; that of its result.
-TypeTree read_header(const SourceFunction& function, const Signatures& signatures, Scope& scope, TypeCount& count) {
+TypeTree read_header(const CodeFunction& function, const Signatures& signatures, Scope& scope, TypeCount& count) {
   ExpressionReader reader(function.header, signatures, scope, count);
   reader.expect("def");
   reader.take_name();
@@ -269,7 +269,7 @@ void read_assignment(ExpressionReader& reader, Scope& scope) {
   }
 }
 
-void read_statement(const SourceLine& line, const Signatures& signatures, Scope& scope, TypeCount& count) {
+void read_statement(const CodeLine& line, const Signatures& signatures, Scope& scope, TypeCount& count) {
   ExpressionReader reader(line, signatures, scope, count);
   if (reader.take("pass")) {
   } else if (reader.take("else")) {
@@ -300,7 +300,7 @@ void read_statement(const SourceLine& line, const Signatures& signatures, Scope&
 
 /// Checks that blocks stand two spaces further right than what they are in, and that a function returns at its end:
 /// torch puts all that follows another return into a block of its own.
-void check_blocks(const SourceFunction& function) {
+void check_blocks(const CodeFunction& function) {
   auto before = function.header.indent;
   for (const auto& line : function.body) {
     if (line.indent % 2 || line.indent > before + 2)
@@ -313,15 +313,12 @@ void check_blocks(const SourceFunction& function) {
   }
 }
 
-void define(Definitions& definitions, const SourceFunction& function, const Scope& scope) {
+void define(Definitions& definitions, const CodeFunction& function, const Scope& scope) {
   if (definitions.count(function.key))
     function.header.fail("another definition of " + function.name + ", which torch does not write");
-  auto& definition = definitions[function.key] = {function.header, 0, {}, {}};
-  definition.length += function.header.text.size();
+  auto& definition = definitions[function.key] = {function.header, function.header.text.size(), scope.named, scope.called};
   for (const auto& line : function.body) definition.length += line.text.size();
-  definition.named.insert(scope.named.begin(), scope.named.end());
   definition.named.erase(function.owner);
-  definition.called.insert(definition.called.end(), scope.called.begin(), scope.called.end());
   if (function.owner.empty()) return;
   definitions.at(function.owner).named.insert(function.key);
   const auto any = key_in("", function.name);
@@ -330,29 +327,29 @@ void define(Definitions& definitions, const SourceFunction& function, const Scop
 
 }  // namespace
 
-void check_source(const std::vector<std::pair<std::string, std::string>>& records) {
-  ParsedSource source;
-  for (const auto& [record, data] : records) read_record(source, record, data);
+void check_code(const std::vector<std::pair<std::string, std::string>>& records) {
+  ParsedCode parsed;
+  for (const auto& [record, data] : records) read_record(parsed, record, data);
   Signatures signatures;
   TypeCount count;
-  for (const auto& [key, known] : source.classes) (known.is_tuple ? signatures.tuple_keys : signatures.classes).insert(key);
-  read_tuples(source, signatures, count);
-  auto definitions = read_classes(source, signatures, count);
-  for (const auto& function : source.functions)
+  for (const auto& [key, known] : parsed.classes) (known.is_tuple ? signatures.tuple_keys : signatures.classes).insert(key);
+  read_tuples(parsed, signatures, count);
+  auto definitions = read_classes(parsed, signatures, count);
+  for (const auto& function : parsed.functions)
     if (function.owner.empty()) signatures.functions.insert(function.key);
-  std::vector<Scope> scopes(source.functions.size());
+  std::vector<Scope> scopes(parsed.functions.size());
   std::vector<TypeTree> results;
   for (size_t i = 0; i < scopes.size(); ++i)
-    results.push_back(read_header(source.functions[i], signatures, scopes[i], count));
+    results.push_back(read_header(parsed.functions[i], signatures, scopes[i], count));
   for (size_t i = 0; i < scopes.size(); ++i) {
-    const auto& function = source.functions[i];
+    const auto& function = parsed.functions[i];
     keep_type(signatures.results, function.key, results[i]);
     if (!function.owner.empty()) keep_type(signatures.results, key_in("", function.name), results[i]);
   }
   for (size_t i = 0; i < scopes.size(); ++i) {
-    check_blocks(source.functions[i]);
-    for (const auto& line : source.functions[i].body) read_statement(line, signatures, scopes[i], count);
-    define(definitions, source.functions[i], scopes[i]);
+    check_blocks(parsed.functions[i]);
+    for (const auto& line : parsed.functions[i].body) read_statement(line, signatures, scopes[i], count);
+    define(definitions, parsed.functions[i], scopes[i]);
     scopes[i] = {};
   }
   check_calls(definitions);

@@ -1,4 +1,4 @@
-#include "source_lines.hpp"
+#include "code_lines.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -63,7 +63,7 @@ long count_open(std::string_view line) {
   return count;
 }
 
-SourceLine make_line(const std::string& record, size_t number, const std::string& text) {
+CodeLine make_line(const std::string& record, size_t number, const std::string& text) {
   const auto first = text.find_first_not_of(' '), last = text.find_last_not_of(' ');
   if (first == std::string::npos) return {record, number, text.size(), ""};
   return {record, number, first, text.substr(first, last + 1 - first)};
@@ -81,7 +81,7 @@ bool is_name(std::string_view word) {
   return !word.empty() && is_letter(word[0]) && !keywords.count(word);
 }
 
-std::vector<std::string> SourceLine::split() const {
+std::vector<std::string> CodeLine::split() const {
   std::vector<std::string> words;
   for (size_t at = 0; at < text.size();) {
     if (text[at] == ' ') {
@@ -96,19 +96,19 @@ std::vector<std::string> SourceLine::split() const {
   return words;
 }
 
-void SourceLine::fail(const std::string& got) const {
-  throw SourceError(got + ", in line " + std::to_string(number) + " of the record " + record);
+void CodeLine::fail(const std::string& got) const {
+  throw CodeError(got + ", in line " + std::to_string(number) + " of the record " + record);
 }
 
-std::vector<SourceLine> split_lines(const std::string& record, const std::string& source) {
-  std::vector<SourceLine> lines;
+std::vector<CodeLine> split_lines(const std::string& record, const std::string& code) {
+  std::vector<CodeLine> lines;
   std::string text;
   size_t start = 0, number = 0;
   long depth = 0;
   bool inside = false;
-  for (size_t at = 0; at <= source.size();) {
-    const auto end = std::min(source.find('\n', at), source.size());
-    const auto line = std::string_view(source).substr(at, end - at);
+  for (size_t at = 0; at <= code.size();) {
+    const auto end = std::min(code.find('\n', at), code.size());
+    const auto line = std::string_view(code).substr(at, end - at);
     at = end + 1, ++number;
     if (!inside && is_empty(line)) continue;
     if (!inside) start = number, text.clear(), depth = 0;

@@ -1,4 +1,4 @@
-#include "source_expressions.hpp"
+#include "code_expressions.hpp"
 
 #include <algorithm>
 #include <set>
@@ -43,6 +43,7 @@ bool is_container(const std::string& name) {
 }
 bool is_space(const std::string& name) { return name == "torch" || name == "ops"; }
 bool is_root(const std::string& name) { return is_space(name) || name == "CONSTANTS" || name == "__torch__"; }
+/// The type of a tensor, a number or None: nothing in it, and no object.
 bool is_plain(const TypeTree& type) { return !type.depth && type.owner.empty(); }
 
 TypeTree join_all(const std::vector<TypeTree>& types, TypeTree joined = {}) {
@@ -65,7 +66,7 @@ TypeTree join_part(const TypeTree& one, const TypeTree& other) {
           one.owner == other.owner ? one.owner : kAny};
 }
 
-size_t count_of(const TypeTree& type) { return type.elements ? type.elements->size() : 0; }
+size_t count_elements(const TypeTree& type) { return type.elements ? type.elements->size() : 0; }
 
 }  // namespace
 
@@ -89,15 +90,14 @@ TypeTree object_of(const std::string& owner) {
 TypeTree join_types(const TypeTree& one, const TypeTree& other) {
   if (is_plain(other)) return one;
   if (is_plain(one)) return other;
-  // What has neither parts nor a class is None, a tensor or a number: no object beside another.
   TypeTree joined = join_part(one, other);
   const bool is_one_plain = !one.depth || !other.depth;
-  if (count_of(one) == count_of(other)) {
+  if (count_elements(one) == count_elements(other)) {
     std::vector<TypeTree> elements;
-    for (size_t i = 0; i < count_of(one); ++i) elements.push_back(join_part((*one.elements)[i], (*other.elements)[i]));
+    for (size_t i = 0; i < count_elements(one); ++i) elements.push_back(join_part((*one.elements)[i], (*other.elements)[i]));
     joined.elements = std::make_shared<const std::vector<TypeTree>>(std::move(elements));
   } else if (is_one_plain) {
-    joined.elements = count_of(one) ? one.elements : other.elements;
+    joined.elements = count_elements(one) ? one.elements : other.elements;
   }
   if (one.inner && other.inner)
     joined.inner = std::make_shared<const TypeTree>(join_part(*one.inner, *other.inner));
@@ -125,7 +125,7 @@ void keep_type(Types& types, const std::string& name, const TypeTree& type) {
   types[name] = join_types(find_type(types, name), type);
 }
 
-void TypeCount::add(const TypeTree& type, const SourceLine& line) {
+void TypeCount::add(const TypeTree& type, const CodeLine& line) {
   if (type.parts > kMaxTypeParts) line.fail("a type of " + std::to_string(type.parts) + " parts");
   if (type.depth > kMaxTypeDepth)
     line.fail("a type of " + std::to_string(type.depth) + " tuples and lists in each other");
@@ -399,8 +399,8 @@ TypeTree ExpressionReader::pick_element(const Bracket& bracket, const std::vecto
   if (!whole.type.owner.empty()) return join_types(whole.type, find_method(whole.type, "__getitem__"));
   const auto& index = bracket.operands[0].word;
   const bool is_index = !index.empty() && index.size() < 7 && std::all_of(index.begin(), index.end(), is_digit);
-  if (is_index && std::stoul(index) < count_of(whole.type)) return (*whole.type.elements)[std::stoul(index)];
-  for (size_t i = 0; i < count_of(whole.type); ++i)
+  if (is_index && std::stoul(index) < count_elements(whole.type)) return (*whole.type.elements)[std::stoul(index)];
+  for (size_t i = 0; i < count_elements(whole.type); ++i)
     if (!is_plain((*whole.type.elements)[i])) {
       auto element = whole.type;
       element.owner = kAny;
@@ -412,7 +412,7 @@ TypeTree ExpressionReader::pick_element(const Bracket& bracket, const std::vecto
 namespace {
 
 /// The type of what an operator gives, from the largest type of its arguments.
-TypeTree run_generic(const std::string& name, TypeTree whole) {
+TypeTree find_generic_result(const std::string& name, TypeTree whole) {
   const TypeTree inner = whole.inner ? *whole.inner : whole;
   if (makes_pairs(name)) {
     auto pair = tuple_of({TypeTree{}, inner});
@@ -434,7 +434,7 @@ TypeTree ExpressionReader::call(const Bracket& bracket, const std::vector<TypeTr
   if (called.path.size() == 1) return call_name(name, bracket, types);
   if (space == "__torch__") return find_result(called.path);
   TypeTree result;
-  if (is_one_of(name, generic_names())) result = run_generic(name, join_all(types, called.before));
+  if (is_one_of(name, generic_names())) result = find_generic_result(name, join_all(types, called.before));
   if (is_space(space)) return result;
   for (const char* method : {"__call__", "forward"}) note_call(called.type, method);
   return join_types(result, find_method(called.before, name));

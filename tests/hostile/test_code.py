@@ -1,5 +1,5 @@
-"""Source of TorchScript that costs torch's compiler time, memory or its stack: both readers refuse it before torch
-reads it, and read the same in source that changed."""
+"""TorchScript's code that costs torch's compiler time, memory or its stack: both readers refuse it before torch
+reads it, and read the same in code that changed."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from collections.abc import Callable, Iterable
 
 import pytest
 from project import ROOT, mark_rest_thorough
-from tampering import Records, rewrite
+from tampering import CODE, Records, add, rewrite
 from two_readers import Forge, expect_taken, list_wrong_answers
 
-from exporter.archive.source_types import check_source
+from exporter.archive.code_check import check_code
 
-CODE = "code/__torch__/torchferry/___torch_mangle_0.py"
 MODULE = "__torch__.torchferry.___torch_mangle_0"
 HEADER = re.compile(r"class (\w+)\(Module\):\n(?:  [^d\s].*\n)*", re.MULTILINE)
 FORWARD = re.compile(r"  def forward\(.*?\) -> [^\n]*:\n", re.DOTALL)
@@ -60,10 +59,6 @@ def add_definitions(definitions: Iterable[str]) -> Forge:
 
 def do_all(*forgeries: Forge) -> Forge:
     return lambda path: [forge(path) for forge in forgeries]
-
-
-def put_record(name: str, data: bytes) -> Forge:
-    return lambda path: rewrite(path, lambda records: records.update({name: data}), manifest=True)
 
 
 def put_in_each_other(count: int, display: str) -> list[str]:
@@ -201,12 +196,12 @@ HOSTILE: dict[str, tuple[Forge, str]] = {
     "a statement outside of functions": (add_definitions(["a = 1\n"]), FORM),
     "a zero byte": (begin_forward("w = \0"), FORM),
     "tuples of a pickle that double": (
-        lambda p: rewrite(p, lambda r: r.update({"constants.pkl": DOUBLED}), manifest=True),
+        add("constants.pkl", DOUBLED),
         "none were shared|value of",
     ),
-    "a constant of many parts": (put_record("constants.pkl", LARGE), r"value of \d+ parts"),
+    "a constant of many parts": (add("constants.pkl", LARGE), r"value of \d+ parts"),
     "a text of brackets": (
-        put_record("constants.pkl", b"\x80\x02(X\x70\x17\0\0" + b"List[" * 1200 + b"t."),
+        add("constants.pkl", b"\x80\x02(X\x70\x17\0\0" + b"List[" * 1200 + b"t."),
         "brackets",
     ),
     "large types of arguments": (
@@ -237,8 +232,8 @@ HOSTILE: dict[str, tuple[Forge, str]] = {
         ),
         DEPTH,
     ),
-    "source in a folder named code": (
-        put_record("code/__torch__/code/m.py", "".join(chain_tuples(18)).replace("{M}", "__torch__.code.m").encode()),
+    "code in a folder named code": (
+        add("code/__torch__/code/m.py", "".join(chain_tuples(18)).replace("{M}", "__torch__.code.m").encode()),
         PARTS,
     ),
     "a value named range": (begin_forward("range = ({x}, {x})", "for v in range(2):", "  pass"), TAKEN),
@@ -318,6 +313,31 @@ HOSTILE: dict[str, tuple[Forge, str]] = {
         ),
         LENGTH,
     ),
+    "numbers of what a tuple holds": (add_definitions(chain_objects("__int__", "int((a, 1)[-2])")), CYCLE),
+    "what with gives": (
+        add_definitions(
+            ["class C0:\n  def m(self) -> int:\n    return 1\n"]
+            + [
+                f"class E{i}:\n  a : {{M}}.C{i}\n  def __enter__(self) -> {{M}}.C{i}:\n    return self.a\n"
+                "  def __exit__(self, t: Any, v: Any, b: Any) -> NoneType:\n    return None\n"
+                f"class C{i + 1}:\n  a : {{M}}.E{i}\n  def m(self) -> int:\n    with self.a as c:\n"
+                "      n = torch.add((c).m(), (c).m())\n    return n\n"
+                for i in range(17)
+            ]
+        ),
+        LENGTH,
+    ),
+    "conditions that are objects": (
+        add_definitions(
+            ["class C0:\n  def __bool__(self) -> bool:\n    return True\n"]
+            + [
+                f"class C{i + 1}:\n  a : {{M}}.C{i}\n  def __bool__(self) -> bool:\n    if self.a:\n      pass\n"
+                "    else:\n      pass\n    while self.a:\n      pass\n    return True\n"
+                for i in range(17)
+            ]
+        ),
+        LENGTH,
+    ),
     "text that is never closed": (begin_forward('w = ("' + '\\"' * 1_000_000), FORM),
 }
 HONEST = expect_taken(
@@ -357,8 +377,8 @@ PROGRAM = r"""
 #include <fstream>
 #include <iostream>
 #include <sstream>
-#include "source_lines.hpp"
-#include "source_types.hpp"
+#include "code_lines.hpp"
+#include "code_check.hpp"
 
 int main() {
   std::vector<std::pair<std::string, std::string>> records;
@@ -371,9 +391,9 @@ int main() {
       continue;
     }
     try {
-      torchferry::check_source(records);
+      torchferry::check_code(records);
       std::cout << "taken\n";
-    } catch (const torchferry::SourceError&) {
+    } catch (const torchferry::CodeError&) {
       std::cout << "refused\n";
     }
     records.clear();
@@ -434,15 +454,15 @@ def change_words(text: str, draw: random.Random) -> str:
 
 def is_taken(records: list[tuple[str, bytes]]) -> bool:
     try:
-        check_source(records)
+        check_code(records)
     except ValueError:
         return False
     return True
 
 
 @pytest.mark.parametrize("count", mark_rest_thorough([FEW], [MANY]))
-def test_both_languages_read_changed_source_alike(count, tmp_path):
-    sources = sorted((ROOT / "runtime_checks" / "native" / "src").glob("source_*.cpp"))
+def test_both_languages_read_changed_code_alike(count, tmp_path):
+    sources = sorted((ROOT / "runtime_checks" / "native" / "src").glob("code_*.cpp"))
     (tmp_path / "read.cpp").write_text(PROGRAM)
     program, folder = tmp_path / "read", ROOT / "runtime_checks" / "native"
     include = [f"-I{folder / 'src'}", f"-I{folder / 'include'}"]

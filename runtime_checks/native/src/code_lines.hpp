@@ -7,27 +7,27 @@
 
 namespace torchferry {
 
-/// What a file's source has that torch does not write, or that is too large, with line and record.
-struct SourceError : std::runtime_error {
-  explicit SourceError(const std::string& got) : std::runtime_error(got), text(got) {}
+/// What a file's code has that torch does not write, or that is too large, with line and record.
+struct CodeError : std::runtime_error {
+  explicit CodeError(const std::string& got) : std::runtime_error(got), text(got) {}
   /// With zero bytes of the file, at which `what` ends.
   std::string text;
 };
 
 /// A line, those included that it goes on in while a bracket is open: where it stands, and how far to the right.
-struct SourceLine {
+struct CodeLine {
   std::string record;
   size_t number = 0;
   size_t indent = 0;
   std::string text;
 
-  /// The words of the line: names, numbers, texts and marks. Throws `SourceError` for anything else.
+  /// The words of the line: names, numbers, texts and marks. Throws `CodeError` for anything else.
   std::vector<std::string> split() const;
   [[noreturn]] void fail(const std::string& got) const;
 };
 
 /// The lines of a record that are not empty.
-std::vector<SourceLine> split_lines(const std::string& record, const std::string& source);
+std::vector<CodeLine> split_lines(const std::string& record, const std::string& code);
 
 /// Whether a word is a name and no keyword.
 bool is_name(std::string_view word);

@@ -1,4 +1,4 @@
-"""Source that torch writes is taken, whatever a module in TorchScript has."""
+"""Code that torch writes is taken, whatever a module in TorchScript has."""
 
 import enum
 import io
@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from exporter.archive.source_types import check_source
+from exporter.archive.code_check import check_code
 from exporter.common.torch_hooks import ignore_deprecations
 
 
@@ -93,7 +93,7 @@ class Loops(torch.nn.Module):
         return x
 
 
-def read_source(module: torch.nn.Module) -> list[tuple[str, bytes]]:
+def read_code(module: torch.nn.Module) -> list[tuple[str, bytes]]:
     buffer = io.BytesIO()
     with ignore_deprecations():
         torch.jit.save(module if isinstance(module, torch.jit.ScriptModule) else torch.jit.script(module), buffer)
@@ -103,8 +103,8 @@ def read_source(module: torch.nn.Module) -> list[tuple[str, bytes]]:
 
 
 @pytest.mark.parametrize("make", [Everything, Loops, lambda: torch.nn.GRU(2, 2, bidirectional=True)])
-def test_source_that_torch_writes_is_taken(make):
-    check_source(read_source(make()))
+def test_code_that_torch_writes_is_taken(make):
+    check_code(read_code(make()))
 
 
 def test_a_trace_is_taken():
@@ -112,10 +112,15 @@ def test_a_trace_is_taken():
     with ignore_deprecations():
         traced = torch.jit.trace(torch.nn.Sequential(*layers), torch.ones(2, 3))
     assert isinstance(traced, torch.jit.ScriptModule)
-    check_source(read_source(traced))
+    check_code(read_code(traced))
+
+
+def test_a_default_may_name_a_function():
+    functions = b"def f(x: int) -> int:\n  return x\ndef g(x: int=__torch__.a.f(1, )) -> int:\n  return x\n"
+    check_code([("code/__torch__/a.py", functions)])
 
 
 def test_an_error_names_record_and_line():
     records = [("code/__torch__/a.py", b"class A(Module):\n  def f(self) -> int:\n    v = zip()\n")]
     with pytest.raises(ValueError, match=r"a call of zip, .* in line 3 of the record code/__torch__/a.py"):
-        check_source(records)
+        check_code(records)
