@@ -116,7 +116,7 @@ HOSTILE: dict[str, tuple[Forge, str]] = {
     "tuples that double in one branch": (
         begin_forward(
             "w0 = ({x}, {x})",
-            *(f"if True:\n      w{i + 1} = (w{i}, w{i})\n    else:\n      w{i + 1} = {{x}}" for i in range(18)),
+            *(f"if True:\n      w{i + 1} = (w{i}, w{i})\n    else:\n      w{i + 1} = ({{x}},)" for i in range(18)),
         ),
         PARTS,
     ),
@@ -259,16 +259,24 @@ HOSTILE: dict[str, tuple[Forge, str]] = {
         LENGTH,
     ),
     "methods of an object of some class": (
-        add_methods(
-            m.replace(
-                "return torch",
-                "c = uninitialized({C}Z)\n    c = torch._unwrap_optional(annotate(Optional[{C}], "
-                "self))\n    return torch",
-            ).replace("(self)", "(c)")
-            for m in chain_methods(17, "torch.add(F, F)")
+        do_all(
+            add_definitions(["class Z:\n  a : int\n"]),
+            add_methods(
+                m.replace(
+                    "return torch",
+                    f"c = uninitialized({MODULE}.Z)\n"
+                    "    c = torch._unwrap_optional(annotate(Optional[{C}], self))\n    return torch",
+                ).replace("(self).m", "(c).m")
+                for m in chain_methods(17, "torch.add(F, F)")
+            ),
         ),
         LENGTH,
     ),
+    "elements of what a tuple holds": (
+        add_definitions(chain_objects("__getitem__", "((a, 1)[-2])[0]")),
+        CYCLE,
+    ),
+    "a value named list": (begin_forward("list = ({x}, {x})", *["list = (list[0:], list[0:])"] * 18), PARTS),
     "constructors": (add_definitions(chain_objects("__init__", "{M}.C0()")), LENGTH),
     "elements of objects": (add_definitions(chain_objects("__getitem__", "(a)[0]")), LENGTH),
     "objects that are called": (add_definitions(chain_objects("__call__", "(self).a()")), LENGTH),
