@@ -22,7 +22,10 @@ OPTIONS = {
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize(
     ("name", "honest"),
-    [("test_archives", None), ("test_stored_tensors", "robertson.pt"), ("test_zip_files", "robertson.pt")],
+    [
+        *(("test_archives", None), ("test_code", None)),
+        *(("test_stored_tensors", "robertson.pt"), ("test_zip_files", "robertson.pt")),
+    ],
 )
 def test_sanitizers_over_all_forged_files(name, honest, shared, eq_path, tmp_path):
     folder = programs(ROOT / "tests" / "runtime_checks" / "native", shared, sanitize=SANITIZERS)
