@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from exporter.capture.forward_wrapper import emit_method_source
+from exporter.common.script_loading import iterate_nodes, list_inputs, list_outputs
 from exporter.common.torch_internals import inline_calls, optimized_execution
-from exporter.graph.torch_nodes import iterate_nodes
 from exporter.model.eager.warmup import Warmup
 
 # Measured: chunks pay if a graph computes this many times the numbers that it returns (2 to 4 times as fast at 300,000
@@ -60,8 +60,10 @@ def _count_numbers(graph: Any) -> tuple[list[int], int]:
     A graph that was not traced knows no sizes: its operations are counted as if each computed one result."""
     inline_calls(graph)
     operations = [node for node in iterate_nodes(graph) if node.kind().startswith("aten::")]
-    computed_sizes = [_get_sizes(v) for node in operations for v in node.outputs() if v.type().kind() == "TensorType"]
-    returned_sizes = [_get_sizes(v) for v in next(iter(graph.outputs())).node().inputs()]
+    computed_sizes = [
+        _get_sizes(v) for node in operations for v in list_outputs(node) if v.type().kind() == "TensorType"
+    ]
+    returned_sizes = [_get_sizes(v) for v in list_inputs(next(iter(graph.outputs())).node())]
     input_sizes = [sizes for value in graph.inputs() if (sizes := _get_sizes(value))]
     if not input_sizes or None in computed_sizes or None in returned_sizes:
         return [1] * len(computed_sizes), 1

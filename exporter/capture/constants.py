@@ -11,9 +11,10 @@ import torch
 from exporter.archive.contract import Finding
 from exporter.archive.tensor_spec import FLOATING, name_dtype
 from exporter.common.errors import CaptureError
+from exporter.common.script_loading import iterate_nodes, list_inputs
 from exporter.common.tensors import bitwise_equal
 from exporter.common.torch_internals import DeviceObjType, IntType, TensorType, parse_schema, remove_dead_code
-from exporter.graph.torch_nodes import SCALAR_TYPES, find_location, iterate_graphs, iterate_nodes
+from exporter.graph.torch_nodes import SCALAR_TYPES, find_location, iterate_graphs
 
 # Operators that torch.tensor and torch.as_tensor leave in a trace, each with the constant as its first input. Where
 # the graph writes in place, ``lift_constants`` makes the clone again.
@@ -42,7 +43,7 @@ def fold_copies(module: torch.jit.ScriptModule) -> None:
         for node in list(iterate_nodes(graph)):
             if node.kind() not in _COPIES:
                 continue
-            source, *options = node.inputs()
+            source, *options = list_inputs(node)
             settings = [_get_constant(option) for option in options]
             are_options_constant = not any(s is _UNKNOWN or isinstance(s, torch.Tensor) for s in settings)
             if not _is_tensor_constant(source.node()) or not are_options_constant:
@@ -82,7 +83,7 @@ def pin_numbers(module: torch.jit.ScriptModule) -> None:
                 continue
             if node.kind().removeprefix("aten::") in _FLOATING_FROM_INTEGERS and dtype.is_floating_point:
                 _cast_integer_inputs(graph, node, dtype)
-            inputs = list(node.inputs())
+            inputs = list_inputs(node)
             numbers = [i for i, v in enumerate(inputs) if _is_number(v.node())]
             if any(_determines_dtype(v) for i, v in enumerate(inputs) if i not in numbers):
                 continue
@@ -98,7 +99,7 @@ def pin_numbers(module: torch.jit.ScriptModule) -> None:
 
 def _cast_integer_inputs(graph: Any, node: Any, dtype: torch.dtype) -> None:
     """Cast integer inputs: a result of integers alone would have the default dtype of the loading process."""
-    tensors = [(i, v) for i, v in enumerate(node.inputs()) if _is_tensor(v)]
+    tensors = [(i, v) for i, v in enumerate(list_inputs(node)) if _is_tensor(v)]
     dtypes = [SCALAR_TYPES.get(v.type().scalarType()) for _, v in tensors if not _is_number(v.node())]
     if not dtypes or any(d is None or d.is_floating_point or d.is_complex for d in dtypes):
         return
@@ -235,7 +236,7 @@ def pin_dtypes(module: torch.jit.ScriptModule) -> None:
         for node in list(iterate_nodes(graph)):
             if not node.kind().startswith("aten::") or node.outputsSize() != 1:
                 continue
-            inputs = list(node.inputs())
+            inputs = list_inputs(node)
             if not _is_tensor(node.output()) or any(map(_is_tensor, inputs)):
                 continue
             scalar_type = node.output().type().scalarType()
@@ -294,7 +295,7 @@ def _list_literal_devices(graph: Any) -> list[tuple[Any, int]]:
         (node, i)
         for node in iterate_nodes(graph)
         if node.kind().startswith("aten::")
-        for i, value in enumerate(node.inputs())
+        for i, value in enumerate(list_inputs(node))
         if value.type().kind() == "DeviceObjType" and value.node().kind() == "prim::Constant"
     ]
 
@@ -345,7 +346,7 @@ def find_fixed_devices(module: torch.jit.ScriptModule) -> list[Finding]:
 
 
 def _follow_dtype(graph: Any, node: Any, first: Any) -> None:
-    if node.outputsSize() != 1 or not _is_tensor(node.output()) or any(map(_is_tensor, node.inputs())):
+    if node.outputsSize() != 1 or not _is_tensor(node.output()) or any(map(_is_tensor, list_inputs(node))):
         return
     names = [a.name for a in parse_schema(node.schema()).arguments]
     scalar_type = node.output().type().scalarType()

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from exporter.common.script_loading import iterate_nodes, list_inputs, list_outputs
 from exporter.common.torch_internals import parse_schema
-from exporter.graph.torch_nodes import iterate_nodes
 
 RANDOM = "random numbers"
 SIZE, COUNT = "size of ", "count in "
@@ -61,7 +61,7 @@ class Dependence:
         return self._data[name] | self._write_labels[self._find_root(name)]
 
     def _visit(self, node: Any) -> None:
-        operator, inputs = node.kind(), list(node.inputs())
+        operator, inputs = node.kind(), list_inputs(node)
         names = [value.debugName() for value in inputs]
         numbers = [n for n, v in zip(names, inputs, strict=True) if not _holds_tensors(v)]
         data, sizes = _merge_labels(map(self._find_data_labels, names)), _merge_labels(self._shape[n] for n in names)
@@ -74,7 +74,7 @@ class Dependence:
             shape |= frozenset(label if label.startswith((SIZE, COUNT)) else COUNT + label for label in data)
         if is_random(node):
             data |= {RANDOM}
-        for value in node.outputs():
+        for value in list_outputs(node):
             self._data[value.debugName()] = data
             self._shape[value.debugName()] = shape
         if not names:
@@ -82,7 +82,7 @@ class Dependence:
         if _IN_PLACE.fullmatch(operator):
             self._write_labels[self._find_root(names[0])] |= data
         if _IN_PLACE.fullmatch(operator) or _VIEWS.fullmatch(operator):
-            for value in node.outputs():
+            for value in list_outputs(node):
                 if self._find_root(value.debugName()) != self._find_root(names[0]):
                     self._base[value.debugName()] = self._find_root(names[0])
 
@@ -101,7 +101,7 @@ def is_random(node: Any) -> bool:
     if not any(torch.Tag.nondeterministic_seeded in overload.tags for overload in overloads):
         return False
     names = [a.name for a in parse_schema(node.schema()).arguments]
-    pairs = zip(names, node.inputs(), strict=False)
+    pairs = zip(names, list_inputs(node), strict=False)
     settings = {name: value.toIValue() for name, value in pairs if value.node().kind() == "prim::Constant"}
     is_off = settings.get("train") is False or settings.get("training") is False
     return not is_off and settings.get("dropout_p", settings.get("p")) != 0.0
@@ -125,7 +125,7 @@ def _holds_tensors(value: Any) -> bool:
 
 
 def _is_mask(value: Any) -> bool:
-    elements = list(value.node().inputs()) if value.node().kind() == "prim::ListConstruct" else [value]
+    elements = list_inputs(value.node()) if value.node().kind() == "prim::ListConstruct" else [value]
     return any(v.type().kind() == "TensorType" and v.type().scalarType() in ("Bool", "Byte") for v in elements)
 
 

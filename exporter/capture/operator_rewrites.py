@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from exporter.common.errors import OperatorError
-from exporter.common.script_loading import OPERATORS
+from exporter.common.script_loading import OPERATORS, iterate_nodes
 from exporter.common.torch_internals import merge_subexpressions, remove_dead_code, rewrite_pattern
-from exporter.graph.torch_nodes import find_location, iterate_graphs, iterate_nodes
+from exporter.graph.torch_nodes import find_location, iterate_graphs
 
 # Where torch's own operators are.
 NAMESPACES = ("aten", "prim")

@@ -9,6 +9,7 @@ import torch
 
 from exporter.capture.data_dependence import reads_shape_only
 from exporter.capture.value_reads import ValueReadRecorder
+from exporter.common.script_loading import list_inputs
 from exporter.common.torch_internals import get_tracing_state, get_value_trace
 
 
@@ -70,4 +71,4 @@ class ParameterReadRecorder(ValueReadRecorder):
 def _list_sources(value: Any) -> list[Any]:
     """List the values whose numbers go into a value."""
     node = value.node()
-    return list(node.inputs())[1 if reads_shape_only(node) else 0 :]
+    return list_inputs(node)[1 if reads_shape_only(node) else 0 :]

@@ -20,6 +20,7 @@ from exporter.capture.parameter_reads import ParameterReadRecorder
 from exporter.capture.scripting import compile_submodule, find_marked_modules
 from exporter.capture.value_reads import fresh_constants
 from exporter.common.errors import CaptureError, TorchferryError, summarize_error
+from exporter.common.script_loading import list_inputs, list_outputs
 from exporter.common.torch_hooks import patch_forward
 from exporter.common.torch_internals import TensorType, TracerWarning, TupleType, inline_calls, optimized_execution
 from exporter.common.user_code import user_source_location, user_traceback_location
@@ -48,11 +49,11 @@ def check_constant_outputs(warm: Warmup, module: torch.jit.ScriptModule) -> None
     Equal values in some runs (``(x < -5).any()``) do not show this; the graph does. Raises ``CaptureError``."""
     graph = module._c._get_method(METHOD).graph.copy()
     inline_calls(graph)
-    graph_outputs = list(next(iter(graph.outputs())).node().inputs())
+    graph_outputs = list_inputs(next(iter(graph.outputs())).node())
     input_names = {value.debugName() for value in list(graph.inputs())[1:]}
     for spec, constant, value in zip(warm.output_specs, warm.constant, graph_outputs, strict=True):
         # make_forward_run expands such an output to the batch, with sizes that do come from an input.
-        if constant and _reaches(next(iter(value.node().inputs())), input_names, set()):
+        if constant and _reaches(value.node().inputsAt(0), input_names, set()):
             what = f"output {spec.name!r} of model {warm.source.name!r} does not carry the batch"
             where = find_forward_line(warm.source)
             got = f"shape {list(spec.shape)} at every batch size, computed from the inputs"
@@ -70,7 +71,7 @@ def _reaches(value: Any, names: set[str], visited: set[str]) -> bool:
             return True
         if name not in visited:
             visited.add(name)
-            todo += list(value.node().inputs())
+            todo += list_inputs(value.node())
     return False
 
 
@@ -186,7 +187,7 @@ def _inline_function(graph: Any) -> None:
 
     Its function is not of the file that is written: constants in it would stay there."""
     for node in list(graph.nodes()):
-        for value in node.outputs():
+        for value in list_outputs(node):
             if value.type().kind() != "OptionalType" or value.type().getElementType().kind() != "TensorType":
                 continue
             # It raises where a call gives None after all.
@@ -195,7 +196,7 @@ def _inline_function(graph: Any) -> None:
             unwrapped.insertAfter(node)
             value.replaceAllUsesAfterNodeWith(unwrapped, unwrapped.output())
         if node.kind() == "prim::TupleConstruct":
-            node.output().setType(TupleType([value.type() for value in node.inputs()]))
+            node.output().setType(TupleType([value.type() for value in list_inputs(node)]))
     inline_calls(graph)
 
 

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from exporter.common.errors import CaptureError, SourceError, UnsoundError, summarize_error
-from exporter.graph.torch_nodes import iterate_graphs, iterate_nodes
+from exporter.common.script_loading import iterate_nodes
+from exporter.graph.torch_nodes import iterate_graphs
 from exporter.model.compiled_model import CompiledModel, find_unusable_name, wrap_compiled
 from exporter.model.function_model import FunctionModule
 from exporter.saved_code.origin import find_origin
@@ -111,14 +112,14 @@ def wrap_checked(compiled: torch.jit.ScriptModule, where: str, subject: str = "t
             expected, got = "modules of tensors and numbers", summarize_error(error)
             mend = "freeze it where it is made: torch.jit.freeze(module)"
             raise SourceError(what, where=where, got=got, expected=expected, mend=mend) from error
-        node = writes[0] if writes[0].kind() == "prim::SetAttr" else next(writes[0].inputs()).node()
+        node = writes[0] if writes[0].kind() == "prim::SetAttr" else writes[0].inputsAt(0).node()
         what, line = f"{subject} changes its own attributes", find_origin(writes[0]).where or where
         got, mend = f"a call changes {node.s('name')!r}", "return state instead of storing it"
         raise UnsoundError(what, check="side effect", where=line, got=got, expected="no state", mend=mend) from None
 
 
 def _writes_attribute(node: Any) -> bool:
-    return node.kind() in _CONTAINER_WRITES and next(node.inputs()).node().kind() == "prim::GetAttr"
+    return node.kind() in _CONTAINER_WRITES and node.inputsAt(0).node().kind() == "prim::GetAttr"
 
 
 def _check_callable(compiled: torch.jit.ScriptModule, where: str, subject: str) -> None:

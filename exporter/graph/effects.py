@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from exporter.common.torch_internals import parse_schema
@@ -132,52 +132,63 @@ class _AliasAnalysis:
         # Memory that some node writes to; the state counts as written whichever method does it.
         self._written: set[Key] = {STATE}
         self._join_block(graph.body)
+        # From here on no sets are joined.
         self._written = {self._find_root(key) for key in self._written}
+        self._reachable: dict[Key, frozenset[Key]] = {}
 
     def annotate(self, block: Block) -> Block:
         return dataclasses.replace(block, nodes=tuple(self._annotate_node(node) for node in block.nodes))
 
-    def find_reachable(self, value: Input) -> set[Key]:
+    def find_reachable(self, value: Input) -> frozenset[Key]:
         """Return the memory that reading the value reads, contents included, as far as something writes to it."""
-        roots: set[Key] = set()
-        key = self._get_key(value)
-        todo = [key] if key is not None else []
+        if (key := self._get_key(value)) is None:
+            return frozenset()
+        start = self._find_root(key)
+        if start not in self._reachable:
+            self._reachable[start] = frozenset(self._find_roots_from(start) & self._written)
+        return self._reachable[start]
+
+    def _find_roots_from(self, start: Key) -> set[Key]:
+        roots, todo = set[Key](), [start]
         while todo:
             root = self._find_root(todo.pop())
             if root not in roots:
                 roots.add(root)
                 todo += [self._content[root]] if root in self._content else self._loose.get(root, ())
-        return roots & self._written
+        return roots
 
     def returns_state(self, block: Block) -> bool:
         return any(STATE in self._rename_state(self.find_reachable(v)) for v in block.outputs)
 
-    def _rename_state(self, memory: set[Key]) -> set[Key]:
+    def _rename_state(self, memory: Iterable[Key]) -> set[Key]:
         """Return the memory with the module's own state under its name."""
         return {STATE if key == self._find_root(STATE) else key for key in memory}
 
     def _annotate_node(self, node: Node) -> Node:
-        blocks = tuple(map(self.annotate, node.blocks))
+        kind, blocks = node.kind, tuple(map(self.annotate, node.blocks))
         inner = [n for b in blocks for n in b.nodes]
-        values = (*node.inputs, *(v for b in blocks for v in _iterate_inputs(b)))
+        # What the nodes of the blocks read and write is known by now.
+        values = (*node.inputs, *(v for b in blocks for v in b.outputs))
         read = self._rename_state({m for v in values for m in self.find_reachable(v)})
-        writes = self._rename_state({self._find_root(key) for key in self._iterate_targets(node)})
+        writes = self._rename_state({self._find_root(key) for key in self._list_targets(node)})
         read, writes = read.union(*(n.reads for n in inner)), writes.union(*(n.writes for n in inner))
-        acts = node.effect or node.kind in _ACTS or any(n.effect for n in inner)
-        if node.kind == "prim::CallMethod":
+        acts = node.effect or kind in _ACTS or any(n.effect for n in inner)
+        if kind == "prim::CallMethod":
             callee = self._find_callee(node)
             acts = callee is None or callee.has_effects
             read |= {STATE} if callee is None or callee.reads_state else set()
             writes |= {STATE} if callee is None or callee.writes_state else set()
-        if node.kind in ("prim::GetAttr", "prim::SetAttr", "prim::CallObject"):
+        if kind in ("prim::GetAttr", "prim::SetAttr", "prim::CallObject"):
             read.add(STATE)
-        if node.kind in ("prim::SetAttr", "prim::CallObject"):
+        if kind in ("prim::SetAttr", "prim::CallObject"):
             writes.add(STATE)
         if self._has_modes:
             read.add(MODE)
-        if node.kind in _MODES:
+        if kind in _MODES:
             writes.add(MODE)
         has_effect = acts or bool(writes)
+        if not (blocks or read or writes) and has_effect == node.effect:
+            return node
         return dataclasses.replace(
             node, blocks=blocks, effect=has_effect, reads=frozenset(read), writes=frozenset(writes)
         )
@@ -186,17 +197,17 @@ class _AliasAnalysis:
         """Return the known effects of a method that is called."""
         return self._find_effects(node.operator.partition("name='")[2].partition("'")[0])
 
-    def _iterate_targets(self, node: Node) -> Iterator[Key]:
-        """Yield the memory that the node itself writes to."""
-        targets: Iterator[Input] = iter(())
+    def _list_targets(self, node: Node) -> list[Key]:
+        """List the memory that the node itself writes to."""
+        targets: Sequence[Input] = ()
         if node.schema:
-            targets = (node.inputs[i] for i in _parse_alias_info(node.schema).writes)
+            targets = [node.inputs[i] for i in _parse_alias_info(node.schema).writes]
         elif node.kind == "prim::CallObject":
-            targets = iter(node.inputs)
+            targets = node.inputs
         elif node.kind == "prim::CallMethod":
             callee = self._find_callee(node)
-            targets = iter(node.inputs) if callee is None or callee.writes else targets
-        yield from (key for value in targets if (key := self._get_key(value)) is not None)
+            targets = node.inputs if callee is None or callee.writes else ()
+        return [key for value in targets if (key := self._get_key(value)) is not None]
 
     def _get_key(self, value: Input) -> Key | None:
         if isinstance(value, TensorConstant):
@@ -271,7 +282,7 @@ class _AliasAnalysis:
                         self._join(self._get_key(left), self._get_key(right))
             if not node.blocks:
                 self._join_node(node)
-            self._written |= set(self._iterate_targets(node))
+            self._written.update(self._list_targets(node))
 
     def _join_node(self, node: Node) -> None:
         if node.schema:

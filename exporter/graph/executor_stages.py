@@ -15,6 +15,7 @@ import torch
 from exporter.archive.input_files import InputValues, align_inputs, order_inputs, to_tensor
 from exporter.archive.pt_archive import MAX_OPTIMISED_NODES
 from exporter.common.errors import RunError, UsageError, suggest_names, summarize_error
+from exporter.common.script_loading import iterate_nodes
 from exporter.common.torch_hooks import ignore_deprecations
 from exporter.common.torch_internals import (
     allow_cpu_fusion,
@@ -35,7 +36,6 @@ from exporter.common.torch_internals import (
 )
 from exporter.graph.loading import File, resolve_captured_method
 from exporter.graph.reader import list_settable_tensors, read, read_graph
-from exporter.graph.torch_nodes import iterate_nodes
 from exporter.saved_code.ir import Graph
 
 Stage = Literal["raw", "profiling", "optimized"]

@@ -14,9 +14,9 @@ from typing import Any
 from exporter.archive.input_files import InputValues
 from exporter.common import torch_internals
 from exporter.common.errors import UsageError, summarize_error
+from exporter.common.script_loading import iterate_nodes
 from exporter.graph.executor_stages import prepare_inputs, resolve_method
 from exporter.graph.loading import File
-from exporter.graph.torch_nodes import iterate_nodes
 
 
 @dataclass(frozen=True)

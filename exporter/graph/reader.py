@@ -17,6 +17,7 @@ import torch
 from exporter.archive.contract import Contract
 from exporter.archive.zip_records import write_zip
 from exporter.common.recursion import with_deep_recursion
+from exporter.common.script_loading import list_blocks, list_inputs, list_outputs
 from exporter.common.torch_internals import inline_calls
 from exporter.graph.effects import Effects, annotate_effects, name_written_tensors
 from exporter.graph.module_tensors import ModuleTensors
@@ -132,11 +133,11 @@ def _inline_functions(module: Any, method: str) -> Any:
     graph = module._get_method(method).graph.copy()
     self_name = next(graph.inputs()).debugName()
     for node in list(graph.findAllNodes(CALL)):
-        receiver = next(node.inputs())
+        receiver = node.inputsAt(0)
         root, path = receiver, []
         while root.node().kind() == "prim::GetAttr":
             path.insert(0, root.node().s("name"))
-            root = next(root.node().inputs())
+            root = root.node().inputsAt(0)
         if root.debugName() == self_name and receiver.type().kind() in ("ClassType", "InterfaceType"):
             attribute = functools.reduce(lambda parent, name: parent.getattr(name), path, module)
             if isinstance(attribute, torch.ScriptModule):
@@ -146,8 +147,8 @@ def _inline_functions(module: Any, method: str) -> Any:
 
 
 def _replace_call(graph: Any, node: Any) -> None:
-    outputs = list(node.outputs())
-    call = graph.create(_CALL, list(node.inputs()), len(outputs))
+    outputs = list_outputs(node)
+    call = graph.create(_CALL, list_inputs(node), len(outputs))
     call.s_("name", node.s("name"))
     call.copyMetadata(node)
     call.insertBefore(node)
@@ -244,7 +245,7 @@ class _GraphReader:
                 continue
             graph, outside = node.g(name).copy(), self._values
             inline_calls(graph)
-            arguments = [outside[v.unique()] for v in node.inputs()]
+            arguments = [outside[v.unique()] for v in list_inputs(node)]
             # A module is passed on as it is.
             pairs = list(zip(graph.inputs(), arguments, strict=False))
             self._values = {v.unique(): g for v, g in pairs if isinstance(g, _ModuleRef)}
@@ -271,14 +272,14 @@ class _GraphReader:
             if attribute is not None:
                 self._values[node.output().unique()] = attribute
                 return
-        receiver = self._values[next(node.inputs()).unique()] if node_kind == _CALL else None
+        receiver = self._values[node.inputsAt(0).unique()] if node_kind == _CALL else None
         if isinstance(receiver, _ModuleRef) and receiver.path:
             if receiver.path in self._apart:
                 yield self._make_apart_call(node, receiver.path)
             else:
                 yield from self._inline_call(node, receiver.path)
             return
-        inputs = tuple(self._get_input(v) for v in node.inputs())
+        inputs = tuple(self._get_input(v) for v in list_inputs(node))
         if node_kind == "prim::ListConstruct" and all(isinstance(i, Literal) for i in inputs) and not _is_changed(node):
             # With the type: TorchScript knows the element type of an empty list.
             parts = [i for i in inputs if isinstance(i, Literal)]
@@ -290,14 +291,14 @@ class _GraphReader:
 
     def _inline_call(self, node: Any, path: str) -> Sequence[Node]:
         """Read the nodes of a submodule's method, with the values passed to it."""
-        _, *arguments = (self._values[v.unique()] for v in node.inputs())
+        _, *arguments = (self._values[v.unique()] for v in list_inputs(node))
         key = (path, node.s("name"), *_describe_arguments(arguments))
         known = self._calls.get(key)
         if known is None:
             call = self._calls[key] = self._read_call(path, node.s("name"), tuple(arguments))
         else:
             call = self._repeat_call(known, arguments)
-        self._values.update({v.unique(): g for v, g in zip(node.outputs(), call.outputs, strict=True)})
+        self._values.update({v.unique(): g for v, g in zip(list_outputs(node), call.outputs, strict=True)})
         return call.nodes
 
     def _read_call(self, path: str, method: str, arguments: tuple[Input | _ModuleRef, ...]) -> _Call:
@@ -327,8 +328,8 @@ class _GraphReader:
         return _Call(tuple(arguments), call.first + shift, nodes, outputs, call.types)
 
     def _make_apart_call(self, node: Any, path: str) -> Node:
-        _, *arguments = (self._get_input(v) for v in node.inputs())
-        outputs = tuple(self._add_value(v) for v in node.outputs())
+        _, *arguments = (self._get_input(v) for v in list_inputs(node))
+        outputs = tuple(self._add_value(v) for v in list_outputs(node))
         types = tuple(self._types[i] for i in outputs)
         origin = dataclasses.replace(find_origin(node), module=path)
         return Node(f"{APART}[{path}]", tuple(arguments), outputs, types, origin=origin)
@@ -336,9 +337,9 @@ class _GraphReader:
     def _make_node(self, node: Any, node_kind: str, inputs: tuple[Input, ...]) -> Node:
         origin = find_origin(node)
         origin = dataclasses.replace(origin, module=origin.module or self._current_module)
-        blocks = tuple(self._read_block(b.inputs(), b.nodes(), b.outputs()) for b in node.blocks())
+        blocks = tuple(self._read_block(b.inputs(), b.nodes(), b.outputs()) for b in list_blocks(node))
         blocks += self._read_subgraphs(node)
-        outputs = tuple(self._add_value(v) for v in node.outputs())
+        outputs = tuple(self._add_value(v) for v in list_outputs(node))
         schema = node.schema()
         schema = "" if schema == "(no schema)" else schema
         if node_kind == _CALL:
@@ -360,7 +361,7 @@ class _GraphReader:
 
     def _read_profile(self, node: Any) -> None:
         """Alias a profiled value to its input, with another type."""
-        for value, output in zip(node.inputs(), node.outputs(), strict=False):
+        for value, output in zip(list_inputs(node), list_outputs(node), strict=False):
             known_value = self._values[output.unique()] = self._values[value.unique()]
             if isinstance(known_value, int) and node.hasAttribute("profiled_type"):
                 self._is_profiled = True
@@ -368,7 +369,7 @@ class _GraphReader:
 
     def _read_attribute(self, node: Any) -> Input | _ModuleRef | None:
         """Return an attribute; None if a method sets it: then the time of the read matters."""
-        owner = self._values[next(node.inputs()).unique()]
+        owner = self._values[node.inputsAt(0).unique()]
         if not isinstance(owner, _ModuleRef):
             return None
         path = f"{owner.path}.{node.s('name')}".lstrip(".")
@@ -384,7 +385,7 @@ class _GraphReader:
 
     def _describe_attribute(self, node: Any) -> str:
         """Return the value of an attribute that is read in place, unless a method sets it."""
-        owner = self._values[next(node.inputs()).unique()] if node.kind() == "prim::GetAttr" else None
+        owner = self._values[node.inputsAt(0).unique()] if node.kind() == "prim::GetAttr" else None
         if not isinstance(owner, _ModuleRef):
             return ""
         path = f"{owner.path}.{node.s('name')}".lstrip(".")

@@ -17,7 +17,7 @@ def find_mutated_attributes(module: torch.jit.ScriptModule) -> frozenset[str]:
         for method in child._method_names():
             graph = child._get_method(method).graph
             for node in graph.findAllNodes("prim::SetAttr"):
-                owner_path = _build_path(next(node.inputs()), path)
+                owner_path = _build_path(node.inputsAt(0), path)
                 paths.add(f"{owner_path}.{node.s('name')}".lstrip("."))
     return frozenset(paths)
 
@@ -33,5 +33,5 @@ def _build_path(value: Any, path: str) -> str:
     parts: list[str] = []
     while value.node().kind() == "prim::GetAttr":
         parts.insert(0, value.node().s("name"))
-        value = next(value.node().inputs())
+        value = value.node().inputsAt(0)
     return ".".join(filter(None, (path, *parts)))

@@ -1,4 +1,4 @@
-"""Walks over torch's own graphs: nodes, methods, lines of source."""
+"""Walks over torch's own graphs: methods, lines of source."""
 
 from __future__ import annotations
 
@@ -8,14 +8,6 @@ from typing import Any
 import torch
 
 from exporter.common.user_code import INTERNAL_PATH_PREFIXES, TRACED_LINE
-
-
-def iterate_nodes(block: Any) -> Iterator[Any]:
-    """Yield every node of a graph or block, including those of inner blocks, in order."""
-    for node in block.nodes():
-        yield node
-        for inner in node.blocks():
-            yield from iterate_nodes(inner)
 
 
 def iterate_graphs(module: torch.jit.ScriptModule) -> Iterator[tuple[str, str, Any]]:

@@ -24,7 +24,7 @@ import torch
 from exporter.capture.data_dependence import SIZE
 from exporter.capture.scripting import find_marked_modules
 from exporter.common.forking import time_limit
-from exporter.graph.torch_nodes import iterate_nodes
+from exporter.common.script_loading import iterate_nodes
 from exporter.model.eager.call_cost import NUMBERS_PER_SECOND
 from exporter.model.implicit.newton_solver import find_solvers
 from exporter.model.source import Inputs, Source

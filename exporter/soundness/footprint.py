@@ -160,10 +160,14 @@ class Footprint:
             yield from _iter_function_state(function, unique_name)
 
     def _find_functions(self) -> list[types.FunctionType]:
-        """Return the functions that were made of the code that ran: memory is searched when there is new code."""
+        """Return the functions that were made of the code that ran: memory is searched when there is new code.
+
+        It is searched for what refers to the code's globals, as functions do: each reference of each object is compared
+        with all that is searched for, and modules are few."""
         if self._searched_count != len(self.codes):
             self._searched_count = len(self.codes)
-            referrers = gc.get_referrers(*self.codes) if self.codes else []
+            namespaces = {id(namespace): namespace for namespace in self.codes.values()}
+            referrers = gc.get_referrers(*namespaces.values()) if namespaces else []
             functions = (f for f in referrers if isinstance(f, types.FunctionType))
             self._function_cache = [f for f in functions if f.__code__ in self.codes]
         return self._function_cache

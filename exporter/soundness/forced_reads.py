@@ -8,8 +8,8 @@ from typing import Any
 
 from exporter.capture.data_dependence import SIZE
 from exporter.capture.value_reads import Change, ValueRead
+from exporter.common.script_loading import iterate_nodes
 from exporter.common.tensors import bitwise_equal
-from exporter.graph.torch_nodes import iterate_nodes
 from exporter.model.source import Inputs, Source
 from exporter.soundness.check_context import outputs_equal
 from exporter.soundness.run_recording import RunRecording, canonicalize, find_difference, record_run

@@ -24,11 +24,12 @@ from exporter.capture.torchscript_writer import emit_torchscript, find_varying_s
 from exporter.capture.value_reads import Change, ValueRead, ValueReadRecorder, see_through_data
 from exporter.common.errors import TorchferryError, summarize_error
 from exporter.common.forking import time_limit
+from exporter.common.script_loading import iterate_nodes, list_inputs, list_outputs
 from exporter.common.tensors import count_writes
 from exporter.common.torch_hooks import patch_forward
 from exporter.common.torch_internals import record_graph, remove_dead_code
 from exporter.common.user_code import user_traceback_location
-from exporter.graph.torch_nodes import find_location, iterate_nodes
+from exporter.graph.torch_nodes import find_location
 from exporter.model.eager.evaluation import call_model, evaluate, normalize_outputs
 from exporter.model.source import Inputs, Source
 
@@ -86,7 +87,7 @@ def record_run(
     if graph is not None:
         dependence = Dependence(graph, [spec.name for spec in source.inputs])
         (returned,) = graph.outputs()
-        positions = iter(list(returned.node().inputs()))
+        positions = iter(list_inputs(returned.node()))
         labels = {name: dependence.find_labels([next(positions)]) for name in outputs}
         reads = zip(recorder.reads, recorder.values, strict=True)
         origins = tuple(dependence.find_labels([next(positions) for _ in vs], size=read.size) for read, vs in reads)
@@ -109,7 +110,7 @@ def _record_with_backward(source: Source, inputs: Inputs) -> RunRecording:
         graph = getattr(torch.jit.CompilationUnit(text.replace("(self, ", "(", 1)), METHOD).graph
     (returned,) = graph.outputs()
     dependence = Dependence(graph, names)
-    values = zip(outputs, returned.node().inputs(), strict=True)
+    values = zip(outputs, list_inputs(returned.node()), strict=True)
     labels = {name: dependence.find_labels([value]) for name, value in values}
     sizes = frozenset(SIZE + spec.name for spec in source.inputs)
     return RunRecording(outputs, program.size_reads, (sizes,) * len(program.size_reads), graph, labels)
@@ -132,7 +133,7 @@ def canonicalize(recording: RunRecording) -> list[tuple[_Operation, str]]:
     Sizes and strides that the tracer noted are left out; literals, and the bytes of constant tensors, are not."""
     copy = recording.graph.copy()
     (returned,) = copy.outputs()
-    returned_values = list(returned.node().inputs())[: len(recording.outputs)]
+    returned_values = list_inputs(returned.node())[: len(recording.outputs)]
     copy.eraseOutput(0)
     for value in returned_values:
         copy.registerOutput(value)
@@ -142,12 +143,12 @@ def canonicalize(recording: RunRecording) -> list[tuple[_Operation, str]]:
     for node in iterate_nodes(copy):
         operator = node.kind()
         if operator == "prim::Constant":
-            (output,) = node.outputs()
+            (output,) = list_outputs(node)
             number[output.debugName()] = ("constant", _format_literal(output))
             continue
-        inputs = tuple(number[value.debugName()] for value in node.inputs())
+        inputs = tuple(number[value.debugName()] for value in list_inputs(node))
         extra = node.s("name") if operator == "prim::GetAttr" else ""
-        for i, value in enumerate(node.outputs()):
+        for i, value in enumerate(list_outputs(node)):
             number[value.debugName()] = (len(rows), i)
         rows.append(((operator, extra, inputs), "" if operator == "aten::alias" else find_location(node)))
     rows.append((("return", "", tuple(number[value.debugName()] for value in copy.outputs())), ""))

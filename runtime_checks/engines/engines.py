@@ -16,11 +16,11 @@ from exporter.archive.onnx_container import OnnxFiles
 from exporter.archive.pt_archive import MAX_OPTIMISED_NODES, Archive
 from exporter.archive.tensor_spec import fits_shape
 from exporter.common.errors import ArchiveError, MissingRuntimeError, RunError, UsageError, summarize_error
-from exporter.common.script_loading import OPERATORS
+from exporter.common.script_loading import OPERATORS, count_graph_nodes
 from exporter.common.torch_internals import optimized_execution, parse_target
 from runtime_checks.kernels import compilation
 from runtime_checks.kernels.ctypes_library import Library
-from runtime_checks.runners.children.package_loading import count_graph_nodes, load_compiled_calls, load_program_calls
+from runtime_checks.runners.children.package_loading import load_compiled_calls, load_program_calls
 
 Tensors = Sequence[torch.Tensor]
 

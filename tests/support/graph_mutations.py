@@ -13,10 +13,10 @@ from project import ROOT
 from exporter.archive import pt_archive
 from exporter.archive.zip_records import write_zip
 from exporter.capture.serialization import serialize_module
+from exporter.common.script_loading import iterate_nodes
 from exporter.common.torch_hooks import ignore_deprecations
 from exporter.graph.loading import load_module
 from exporter.graph.reader import list_settable_tensors, read
-from exporter.graph.torch_nodes import iterate_nodes
 from exporter.saved_code.ir import SavedGraphs
 
 FOLDER = ROOT / "artifacts"

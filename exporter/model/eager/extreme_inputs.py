@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator, Sequence
 
@@ -23,21 +24,27 @@ def draw_extreme_inputs(warm: Warmup) -> Iterator[tuple[str, Inputs]]:
     start = time.perf_counter()
     evaluate(warm.source, warm.inputs)
     limit = PATIENCE + TIMES * (time.perf_counter() - start)
-    for name, powers in DECADES:
-        power = _find_power(warm, powers, limit)
+    try:
+        found_powers = run_in_fork(_find_all_finite, warm.source, warm.inputs, seconds=limit)
+    except ForkFailedError:
+        # Each by itself: one of them has no end, or ends its process.
+        found_powers = [_find_power(warm, powers, limit) for _, powers in DECADES]
+    for (name, _), power in zip(DECADES, found_powers, strict=True):
         if power:
             yield f"{name}_1e{power:+d}", _scale(warm.inputs, power)
 
 
+def _find_all_finite(source: Source, inputs: Inputs) -> list[int]:
+    return [_find_finite(source, inputs, powers) for _, powers in DECADES]
+
+
 def _find_power(warm: Warmup, powers: Sequence[int], limit: float) -> int:
     """Return the first power of ten that the inputs may be scaled with; 0 if there is none."""
-    try:
-        return run_in_fork(_find_finite, warm.source, warm.inputs, powers, seconds=limit)
-    except ForkFailedError:
-        if len(powers) == 1:
-            return 0
-        accepted = (_find_power(warm, (power,), limit) for power in powers)
-        return next((power for power in accepted if power), 0)
+    for power in powers:
+        with contextlib.suppress(ForkFailedError):
+            if run_in_fork(_find_finite, warm.source, warm.inputs, (power,), seconds=limit):
+                return power
+    return 0
 
 
 def _find_finite(source: Source, inputs: Inputs, powers: Sequence[int]) -> int:

@@ -1,11 +1,12 @@
-"""Check of the other floating dtype: the file moves to it by ``.to(dtype)``, and must then agree with the model."""
+"""Check of the other floating dtypes: the file moves to one by ``.to(dtype)``, and must then agree with the model.
+
+Its process ends with the model in another dtype."""
 
 from __future__ import annotations
 
 import torch
 
 from exporter.archive.contract import Finding
-from exporter.common.forking import run_in_fork
 from exporter.model.eager.evaluation import eager_context
 from exporter.model.source import Inputs
 from exporter.soundness.check_context import CaptureContext, make_refusal, run_captured, run_eager
@@ -13,7 +14,8 @@ from exporter.soundness.execution_paths import locate_path_divergence
 
 CHECK = "dtype"
 _MEND = "compute the same for every dtype, with torch.finfo(x.dtype) kept in __init__"
-_OTHER_DTYPES = {torch.float64: (torch.float32, torch.complex128), torch.float32: (torch.float64, torch.complex64)}
+# The complex one first: parameters stay as they are.
+_OTHER_DTYPES = {torch.float64: (torch.complex128, torch.float32), torch.float32: (torch.complex64, torch.float64)}
 
 
 def check(context: CaptureContext) -> list[Finding]:
@@ -21,15 +23,11 @@ def check(context: CaptureContext) -> list[Finding]:
     dtypes = {t.dtype for t in context.draws[0][1] if t.is_floating_point()}
     if len(dtypes) != 1 or not dtypes <= set(_OTHER_DTYPES):
         return []
-    return [
-        finding
-        for dtype in _OTHER_DTYPES[dtypes.pop()]
-        for finding in run_in_fork(_check, context, dtype, seconds=context.limit)
-    ]
+    return [finding for dtype in _OTHER_DTYPES[dtypes.pop()] for finding in _check(context, dtype)]
 
 
 def _check(context: CaptureContext, other_dtype: torch.dtype) -> list[Finding]:
-    """Check one dtype. The process ends with the module in the other dtype."""
+    """Check one dtype. Where it is real, both modules stay in it."""
     source = context.source
     first = context.draws[0][1]
     with eager_context(source):

@@ -11,7 +11,8 @@ import torch
 
 from exporter.archive.contract import Finding
 from exporter.capture.data_dependence import RANDOM, is_random
-from exporter.graph.torch_nodes import find_location, iterate_nodes
+from exporter.common.script_loading import iterate_nodes
+from exporter.graph.torch_nodes import find_location
 from exporter.model.eager.evaluation import find_forward_line
 from exporter.model.source import Inputs, Source
 from exporter.soundness.check_context import EagerContext, Outputs, make_refusal, outputs_equal, run_eager

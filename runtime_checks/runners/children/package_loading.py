@@ -45,20 +45,6 @@ OPERATORS = (
 )
 
 
-def count_nodes(block):
-    """Count the nodes of a block and of its inner blocks."""
-    count = 0
-    for node in block.nodes():
-        count += 1 + sum(map(count_nodes, node.blocks()))
-    return count
-
-
-def count_graph_nodes(module):
-    """Count the nodes of all methods of a module."""
-    graphs = (child._c._get_method(name).graph for child in module.modules() for name in child._c._method_names())
-    return sum(map(count_nodes, graphs))
-
-
 def load_compiled_calls(archive, methods):
     """Load the compiled methods of a package as callables by name."""
     import torch

@@ -394,7 +394,7 @@ def perform_job(job):
         evidence["parameters"] = [[n, shape, dtype.removeprefix("torch.")] for n, shape, dtype in parameters]
         is_script = job["holds"] == "graphs"
         evidence["methods"] = list_script_methods(module) if is_script else module.methods
-        evidence["nodes"] = package_loading.count_graph_nodes(module) if is_script else 0
+        evidence["nodes"] = load_file(job["script_loading"]).count_graph_nodes(module) if is_script else 0
         evidence["optimised"] = evidence["nodes"] <= job["largest_optimised"]
         calls = torch.load(job["calls"], weights_only=True)
         # A process that was forked from one that has used a GPU cannot use it.

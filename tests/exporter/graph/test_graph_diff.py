@@ -12,9 +12,9 @@ import torch
 from graph_mutations import MUTANTS, graph_of, module_of, saved_of, tensors
 from project import mark_rest_thorough
 
+from exporter.common.script_loading import iterate_nodes
 from exporter.graph.canonical_text import format_canonical_text, format_method
 from exporter.graph.graph_diff import GraphDiff, diff_graphs
-from exporter.graph.torch_nodes import iterate_nodes
 from exporter.saved_code.ir import SavedGraphs
 
 _ORIGINALS: dict[str, SavedGraphs] = {}

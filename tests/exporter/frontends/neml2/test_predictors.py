@@ -11,8 +11,8 @@ from project import load_module
 import torchferry
 from exporter.capture import newton_capture
 from exporter.common.errors import CaptureError
+from exporter.common.script_loading import iterate_nodes
 from exporter.frontends.neml2.predictors import compile_when_called, install_descents
-from exporter.graph.torch_nodes import iterate_nodes
 from exporter.model.implicit.coordinate_descent import CoordinateDescent, find_descents
 
 pytestmark = pytest.mark.usefixtures("neml2")
