@@ -76,6 +76,8 @@ class Footprint:
         self.has_libraries = True
         self._searched_count = 0
         self._function_cache: list[types.FunctionType] = []
+        # Which this one is a part of.
+        self._whole: Footprint | None = None
 
     def __enter__(self) -> Footprint:
         self._gc_pause = pause_gc()
@@ -95,7 +97,7 @@ class Footprint:
     def without_libraries(self) -> Footprint:
         """Return the footprint without the code of installed libraries, and attributes of their modules."""
         other = Footprint()
-        other.has_libraries = False
+        other.has_libraries, other._whole = False, self
         other.codes = {c: space for c, space in self.codes.items() if "site-packages" not in c.co_filename}
         return other
 
@@ -163,7 +165,9 @@ class Footprint:
         """Return the functions that were made of the code that ran: memory is searched when there is new code.
 
         It is searched for what refers to the code's globals, as functions do: each reference of each object is compared
-        with all that is searched for, and modules are few."""
+        with all that is searched for, and modules are few. A part of a footprint searches as the whole does, once."""
+        if self._whole is not None:
+            return [f for f in self._whole._find_functions() if f.__code__ in self.codes]
         if self._searched_count != len(self.codes):
             self._searched_count = len(self.codes)
             namespaces = {id(namespace): namespace for namespace in self.codes.values()}

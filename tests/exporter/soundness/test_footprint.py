@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import collections
 import functools
+import gc
 import weakref
 from collections import OrderedDict, deque, namedtuple
 
@@ -123,3 +124,35 @@ def test_containers_of_the_library_have_leaves():
     assert leaves["a[0]"] == 4
     assert leaves["p argument 0[0]"] == 1
     assert leaves["u[0]"] == 2
+
+
+def make_scaled(factor):
+    def scale(x, offset=0.5):
+        return x * factor + offset
+
+    return scale
+
+
+class Scaled(nn.Module):
+    """Two functions of one code, each with its own closure."""
+
+    def forward(self, x):
+        return make_scaled(3.0)(KEPT(x))
+
+
+KEPT = make_scaled(2.0)
+
+
+def test_memory_is_searched_once_for_a_footprint_and_its_parts(monkeypatch):
+    searches, search_memory = [], gc.get_referrers
+    monkeypatch.setattr(gc, "get_referrers", lambda *objects: searches.append(objects) or search_memory(*objects))
+    source = python_factory.source_from_module(Scaled(), "m", {"x": X}, "here")
+    with eager_context(source), Footprint() as footprint:
+        run_eager(source, (X,))
+    whole, own = footprint.read_fingerprints(source.parameter_module), footprint.without_libraries()
+    assert own.read_fingerprints(source.parameter_module).items() <= whole.items()
+    assert own.codes.keys() <= footprint.codes.keys()
+    label = "closure 'factor' of make_scaled.<locals>.scale"
+    assert own.read_fingerprints(source.parameter_module)[label] == "2.0"
+    assert whole["default argument 0 of make_scaled.<locals>.scale"] == "0.5"
+    assert len(searches) == 1
