@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from file_processes import FileProcesses
+from long_tests import mark_long_tests
 from project import (
     ARTIFACTS,
     MODELS,
@@ -46,8 +47,13 @@ KERNELS = ("robertson", "return_map", "perzyna")
 FIRST = ("test_code_blocks.py", "test_gate.py", "test_hazards.py")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+LONG_TESTS = Path(__file__).with_name("long_tests.txt")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: FIRST.index(item.path.name) if item.path.name in FIRST else len(FIRST))
+    mark_long_tests(set(LONG_TESTS.read_text().splitlines()), items, config.args)
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

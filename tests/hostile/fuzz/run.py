@@ -1,12 +1,14 @@
 """Fuzz the readers of files: ``make fuzz SECONDS=600``.
 
-Each target runs for so many seconds from a corpus in ``out/fuzz``, which grows from the seeds here. Ends with code 1 if
-one found a crash, an error of a wrong type, a case of more than 10 seconds, or of more than a gibibyte and what torch
-and the sanitizers need. The input then lies in ``out/fuzz/findings``, and belongs into ``seeds`` once it is mended."""
+Each target runs for so many seconds, up to four at the same time, from a corpus in ``out/fuzz``, which grows from the
+seeds here. Ends with code 1 if one found a crash, an error of a wrong type, a case of more than 10 seconds, or of more
+than a gibibyte and what torch and the sanitizers need. The input then lies in ``out/fuzz/findings``, and belongs into
+``seeds`` once it is mended."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import json
 import os
@@ -14,7 +16,8 @@ import re
 import subprocess
 import sys
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -128,21 +131,49 @@ def run_target(name: str, command: Sequence[str], target: str, seconds: int) -> 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=int, default=600, help="for each target")
+    parser.add_argument("--jobs", type=int, default=min(4, os.cpu_count() or 1), help="targets at the same time")
     parser.add_argument("--targets", default="", help="for example native-cases,python-archive; all by default")
     arguments = parser.parse_args()
     OUT.mkdir(parents=True, exist_ok=True)
-    python = [sys.executable, str(Path(__file__).with_name("python_readers.py"))]
-    commands = {("python", target): [*python, target] for target in PYTHON_TARGETS}
     chosen = [name for name in arguments.targets.split(",") if name]
-    if not chosen or any(name.startswith("native") for name in chosen):
-        native = str(build_native())
-        commands |= {("native", t): [native, f"--target={t}", f"--seed={SEED}"] for t in NATIVE_TARGETS}
-    lines = []
-    for (name, target), command in commands.items():
-        if not chosen or f"{name}-{target}" in chosen:
-            lines.append(run_target(name, command, target, arguments.seconds))
-            print(lines[-1], flush=True)
-    return any(line.endswith("FOUND") for line in lines)
+    python = [sys.executable, str(Path(__file__).with_name("python_readers.py"))]
+    has_found = False
+    with ThreadPoolExecutor(arguments.jobs) as pool, cancel_at_errors(pool):
+        # The build takes as long as some targets of the other language, and runs beside them.
+        is_native = not chosen or any(name.startswith("native") for name in chosen)
+        build = pool.submit(build_native) if is_native else None
+        targets = {("python", target): [*python, target] for target in PYTHON_TARGETS}
+        runs = [*start_targets(pool, targets, chosen, arguments.seconds)]
+        if build is not None:
+            native = str(build.result())
+            targets = {("native", t): [native, f"--target={t}", f"--seed={SEED}"] for t in NATIVE_TARGETS}
+            runs += start_targets(pool, targets, chosen, arguments.seconds)
+        for run in runs:
+            line = run.result()
+            print(line, flush=True)
+            has_found |= line.endswith("FOUND")
+    return has_found
+
+
+@contextlib.contextmanager
+def cancel_at_errors(pool: ThreadPoolExecutor) -> Iterator[None]:
+    """Start nothing more once the block has failed or was interrupted."""
+    try:
+        yield
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
+
+
+def start_targets(
+    pool: ThreadPoolExecutor, commands: Mapping[tuple[str, str], Sequence[str]], chosen: Collection[str], seconds: int
+) -> list[Future[str]]:
+    """Start the chosen targets, all where none is chosen; return what gives the line of each."""
+    return [
+        pool.submit(run_target, name, command, target, seconds)
+        for (name, target), command in commands.items()
+        if not chosen or f"{name}-{target}" in chosen
+    ]
 
 
 if __name__ == "__main__":
