@@ -10,7 +10,6 @@ what they compute (Merkle, CRYPTO '87: a hash over an operation and the hashes o
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -26,6 +25,7 @@ from exporter.saved_code.ir import (
     TensorConstant,
     count_prior_writes,
     find_free_values,
+    replace_fields,
     select_values,
 )
 
@@ -56,13 +56,13 @@ def hash_graph_text(text: str) -> str:
 def canonicalize_order(graph: Graph) -> Graph:
     """Return the same graph with its nodes in canonical order and its values numbered in that order."""
     body, _ = _number_block(_sort_block(canonicalize_loop_values(graph).body), {}, 0)
-    return dataclasses.replace(graph, body=body)
+    return replace_fields(graph, body=body)
 
 
 def _sort_block(block: Block) -> Block:
     """Sort inner blocks first: a node needs the outer values that they read, in the order in which they do."""
-    nodes = [dataclasses.replace(n, blocks=tuple(map(_sort_block, n.blocks))) if n.blocks else n for n in block.nodes]
-    block = dataclasses.replace(block, nodes=tuple(nodes))
+    nodes = [replace_fields(n, blocks=tuple(map(_sort_block, n.blocks))) if n.blocks else n for n in block.nodes]
+    block = replace_fields(block, nodes=tuple(nodes))
     producers = {value: node for node in nodes for value in node.outputs}
     needed = {id(node): _list_needed_values(node) for node in nodes}
     levels = _compute_levels(nodes, producers, needed)
@@ -70,7 +70,7 @@ def _sort_block(block: Block) -> Block:
     for root in _iterate_roots(block, producers):
         for node in _visit_dependencies(root, producers, needed, positions):
             positions[id(node)] = len(positions)
-    return dataclasses.replace(block, nodes=tuple(sorted(nodes, key=lambda n: (levels[id(n)], positions[id(n)]))))
+    return replace_fields(block, nodes=tuple(sorted(nodes, key=lambda n: (levels[id(n)], positions[id(n)]))))
 
 
 def _compute_levels(nodes: list[Node], producers: Producers, needed: Needed) -> dict[int, int]:
@@ -114,7 +114,7 @@ def _number_block(block: Block, names: Mapping[int, int], count: int) -> tuple[B
         count += len(outputs)
         node_inputs = tuple(_renumber(i, new) for i in node.inputs)
         new.update(zip(node.outputs, outputs, strict=True))
-        nodes.append(dataclasses.replace(node, inputs=node_inputs, outputs=outputs, blocks=tuple(blocks)))
+        nodes.append(replace_fields(node, inputs=node_inputs, outputs=outputs, blocks=tuple(blocks)))
     return Block(inputs, tuple(nodes), tuple(_renumber(i, new) for i in block.outputs)), count
 
 

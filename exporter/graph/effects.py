@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from exporter.common.torch_internals import parse_schema
-from exporter.saved_code.ir import Block, Graph, Input, Node, TensorConstant, walk_nodes
+from exporter.saved_code.ir import Block, Graph, Input, Node, TensorConstant, replace_fields, walk_nodes
 
 _ACTS = (
     *("prim::RaiseException", "prim::Print", "prim::SetAttr", "prim::fork", "prim::CallObject", "prim::CallMethod"),
@@ -49,7 +49,7 @@ def annotate_effects(graph: Graph, find_callee: Callable[[str], Effects | None],
     ``state`` is the tensors' memory that some method writes to: with the module's attributes it counts as one memory.
     """
     memory = _AliasAnalysis(graph, find_callee, state)
-    annotated = dataclasses.replace(graph, body=memory.annotate(graph.body))
+    annotated = replace_fields(graph, body=memory.annotate(graph.body))
     written_memory = {m for node in walk_nodes(annotated.body) for m in node.writes}
     input_memory = {m for v in graph.body.inputs for m in memory.find_reachable(v)}
     tensors = [v for v in _iterate_inputs(annotated.body) if isinstance(v, TensorConstant)]
@@ -79,13 +79,13 @@ def name_written_tensors(graph: Graph, written_memory: frozenset[str]) -> Graph:
 
     def name_node(node: Node) -> Node:
         blocks = tuple(map(name_block, node.blocks))
-        return dataclasses.replace(node, inputs=tuple(map(name_tensor, node.inputs)), blocks=blocks)
+        return replace_fields(node, inputs=tuple(map(name_tensor, node.inputs)), blocks=blocks)
 
     def name_block(block: Block) -> Block:
         nodes = tuple(map(name_node, block.nodes))
-        return dataclasses.replace(block, nodes=nodes, outputs=tuple(map(name_tensor, block.outputs)))
+        return replace_fields(block, nodes=nodes, outputs=tuple(map(name_tensor, block.outputs)))
 
-    return dataclasses.replace(graph, body=name_block(graph.body)) if written_memory else graph
+    return replace_fields(graph, body=name_block(graph.body)) if written_memory else graph
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ class _AliasAnalysis:
         self._reachable: dict[Key, frozenset[Key]] = {}
 
     def annotate(self, block: Block) -> Block:
-        return dataclasses.replace(block, nodes=tuple(self._annotate_node(node) for node in block.nodes))
+        return replace_fields(block, nodes=tuple(self._annotate_node(node) for node in block.nodes))
 
     def find_reachable(self, value: Input) -> frozenset[Key]:
         """Return the memory that reading the value reads, contents included, as far as something writes to it."""
@@ -189,9 +189,7 @@ class _AliasAnalysis:
         has_effect = acts or bool(writes)
         if not (blocks or read or writes) and has_effect == node.effect:
             return node
-        return dataclasses.replace(
-            node, blocks=blocks, effect=has_effect, reads=frozenset(read), writes=frozenset(writes)
-        )
+        return replace_fields(node, blocks=blocks, effect=has_effect, reads=frozenset(read), writes=frozenset(writes))
 
     def _find_callee(self, node: Node) -> Effects | None:
         """Return the known effects of a method that is called."""

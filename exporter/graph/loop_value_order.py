@@ -5,11 +5,10 @@ are computed from; values computed alike keep their order."""
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 from collections.abc import Sequence
 
-from exporter.saved_code.ir import Block, Graph, Input, Literal, Node, TensorConstant
+from exporter.saved_code.ir import Block, Graph, Input, Literal, Node, TensorConstant, replace_fields
 
 LOOP, BRANCH = "prim::Loop", "prim::If"
 Hashes = dict[int, bytes]
@@ -18,7 +17,7 @@ Hashes = dict[int, bytes]
 def canonicalize_loop_values(graph: Graph) -> Graph:
     """Return the graph with the carried values of its loops and branches in canonical order."""
     hashes: Hashes = {v: b"input %d" % i for i, v in enumerate(graph.body.inputs)}
-    return dataclasses.replace(graph, body=_sort_block(graph.body, hashes))
+    return replace_fields(graph, body=_sort_block(graph.body, hashes))
 
 
 def _sort_block(block: Block, hashes: Hashes) -> Block:
@@ -31,10 +30,12 @@ def _sort_block(block: Block, hashes: Hashes) -> Block:
         node_hash = _hash([_encode_label(sorted_node), *inputs, *inner])
         hashes.update({v: node_hash + b"%d" % i for i, v in enumerate(sorted_node.outputs)})
         nodes.append(sorted_node)
-    return dataclasses.replace(block, nodes=tuple(nodes))
+    return replace_fields(block, nodes=tuple(nodes))
 
 
 def _sort_node(node: Node, hashes: Hashes) -> Node:
+    if not node.blocks:
+        return node
     if node.kind == LOOP:
         return _sort_loop(node, hashes)
     for j, inner in enumerate(node.blocks):
@@ -43,12 +44,12 @@ def _sort_node(node: Node, hashes: Hashes) -> Node:
         hashes.update({v: _hash([*node_parts, b"%d" % i]) for i, v in enumerate(inner.inputs)})
     blocks = tuple(_sort_block(inner, hashes) for inner in node.blocks)
     if node.kind != BRANCH:
-        return dataclasses.replace(node, blocks=blocks)
+        return replace_fields(node, blocks=blocks)
     keys = [_hash([_encode_value(b.outputs[i], hashes) for b in blocks]) for i in range(len(node.outputs))]
     order = sorted(range(len(keys)), key=keys.__getitem__)
-    blocks = tuple(dataclasses.replace(b, outputs=_permute(b.outputs, order)) for b in blocks)
+    blocks = tuple(replace_fields(b, outputs=_permute(b.outputs, order)) for b in blocks)
     outputs, types = _permute(node.outputs, order), _permute(node.types, order)
-    return dataclasses.replace(node, blocks=blocks, outputs=outputs, types=types)
+    return replace_fields(node, blocks=blocks, outputs=outputs, types=types)
 
 
 def _sort_loop(node: Node, hashes: Hashes) -> Node:
@@ -68,7 +69,7 @@ def _sort_loop(node: Node, hashes: Hashes) -> Node:
     block = Block((turn, *_permute(carried, order)), inner.nodes, block_outputs)
     inputs = (count, condition, *_permute(initial, order))
     outputs, types = _permute(node.outputs, order), _permute(node.types, order)
-    return dataclasses.replace(node, inputs=inputs, blocks=(block,), outputs=outputs, types=types)
+    return replace_fields(node, inputs=inputs, blocks=(block,), outputs=outputs, types=types)
 
 
 def _permute(values: Sequence, order: Sequence[int]) -> tuple:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 
-from exporter.saved_code.ir import Block, Input, Node
+from exporter.saved_code.ir import Block, Input, Node, replace_fields
 
 Renumber = Callable[[int], int]
 
 
 def renumber_node(node: Node, renumber: Renumber) -> Node:
     """Return the node with its values under other numbers; what it reads and writes is not known yet."""
-    return dataclasses.replace(
+    return replace_fields(
         node,
         inputs=_renumber_inputs(node.inputs, renumber),
         outputs=tuple(map(renumber, node.outputs)),
