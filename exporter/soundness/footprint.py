@@ -74,7 +74,9 @@ class Footprint:
     def __init__(self) -> None:
         self.codes: dict[types.CodeType, dict[str, Any]] = {}
         self.has_libraries = True
-        self._searched_count = 0
+        # All of the code that ran, by their ids.
+        self._namespaces: dict[int, dict[str, Any]] = {}
+        self._searched_counts = (0, 0)
         self._function_cache: list[types.FunctionType] = []
         # Which this one is a part of.
         self._whole: Footprint | None = None
@@ -91,8 +93,15 @@ class Footprint:
         self._gc_pause.__exit__(None, None, None)
 
     def _record_call(self, frame: types.FrameType, event: str, arg: Any) -> None:
-        if event == "call" and frame.f_code not in self.codes and runs_user_code(frame):
-            self.codes[frame.f_code] = frame.f_globals
+        if event != "call":
+            return
+        namespace = self.codes.get(frame.f_code)
+        if namespace is None and runs_user_code(frame):
+            namespace = self.codes[frame.f_code] = frame.f_globals
+            self._namespaces[id(namespace)] = namespace
+        elif namespace is not None and namespace is not frame.f_globals:
+            # Another function of the same code.
+            self._namespaces[id(frame.f_globals)] = frame.f_globals
 
     def without_libraries(self) -> Footprint:
         """Return the footprint without the code of installed libraries, and attributes of their modules."""
@@ -168,10 +177,9 @@ class Footprint:
         with all that is searched for, and modules are few. A part of a footprint searches as the whole does, once."""
         if self._whole is not None:
             return [f for f in self._whole._find_functions() if f.__code__ in self.codes]
-        if self._searched_count != len(self.codes):
-            self._searched_count = len(self.codes)
-            namespaces = {id(namespace): namespace for namespace in self.codes.values()}
-            referrers = gc.get_referrers(*namespaces.values()) if namespaces else []
+        if self._searched_counts != (counts := (len(self.codes), len(self._namespaces))):
+            self._searched_counts = counts
+            referrers = gc.get_referrers(*self._namespaces.values()) if self._namespaces else []
             functions = (f for f in referrers if isinstance(f, types.FunctionType))
             self._function_cache = [f for f in functions if f.__code__ in self.codes]
         return self._function_cache

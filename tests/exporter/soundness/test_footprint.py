@@ -6,6 +6,7 @@ import array
 import collections
 import functools
 import gc
+import types
 import weakref
 from collections import OrderedDict, deque, namedtuple
 
@@ -156,3 +157,29 @@ def test_memory_is_searched_once_for_a_footprint_and_its_parts(monkeypatch):
     assert own.read_fingerprints(source.parameter_module)[label] == "2.0"
     assert whole["default argument 0 of make_scaled.<locals>.scale"] == "0.5"
     assert len(searches) == 1
+
+
+def add_offset(x, offset=0.5):
+    return x + offset
+
+
+class Copied(nn.Module):
+    """Functions of one code, with other globals and other defaults."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.functions = [types.FunctionType(add_offset.__code__, {"number": k}, "copied", (k,)) for k in (2.5, 3.5)]
+
+    def forward(self, x):
+        for function in self.functions:
+            x = function(add_offset(x))
+        return x
+
+
+def test_functions_of_one_code_with_other_globals_are_found():
+    source = python_factory.source_from_module(Copied(), "m", {"x": X}, "here")
+    with eager_context(source), Footprint() as footprint:
+        run_eager(source, (X,))
+    state = footprint.read_fingerprints(source.parameter_module)
+    defaults = {value for label, value in state.items() if label.startswith("default argument 0 of")}
+    assert {"0.5", "2.5", "3.5"} <= defaults
