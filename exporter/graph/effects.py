@@ -187,7 +187,7 @@ class _AliasAnalysis:
         if kind in _MODES:
             writes.add(MODE)
         has_effect = acts or bool(writes)
-        if not (blocks or read or writes) and has_effect == node.effect:
+        if not blocks and (read, writes, has_effect) == (node.reads, node.writes, node.effect):
             return node
         return replace_fields(node, blocks=blocks, effect=has_effect, reads=frozenset(read), writes=frozenset(writes))
 
