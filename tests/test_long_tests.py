@@ -54,20 +54,18 @@ class Item:
         self.marks.append(name)
 
 
-def mark(names: list[str], *arguments: str) -> list[list[str]]:
+def mark(*names: str, has_all: bool) -> list[list[str]]:
     items: Any = [Item("a.py::test_short"), Item("a.py::test_long[x]"), Item("b.py::test_other")]
-    mark_long_tests(names, items, arguments)
+    mark_long_tests(names, items, has_all=has_all)
     return [item.marks for item in items]
 
 
 def test_those_of_the_list_are_left_to_the_long_run():
-    assert mark(["a.py::test_long[x]"], "tests") == [[], ["thorough"], []]
-    # Of a file that is not asked for.
-    assert mark(["c.py::test_else"], "a.py") == [[], [], []]
+    assert mark("a.py::test_long[x]", has_all=True) == [[], ["thorough"], []]
 
 
 def test_a_name_without_a_test_is_refused():
-    """The control: a test that was renamed."""
+    """The control: a test that was renamed. Of a part of the tests the others are not there."""
     with pytest.raises(pytest.UsageError, match=r"names no test: a\.py::test_long\[y\]"):
-        mark(["a.py::test_long[y]"], "tests")
-    assert mark(["a.py::test_long[y]"], "a.py::test_short") == [[], [], []]
+        mark("a.py::test_long[y]", has_all=True)
+    assert mark("a.py::test_long[y]", has_all=False) == [[], [], []]

@@ -9,15 +9,13 @@ from collections.abc import Collection, Sequence
 import pytest
 
 
-def mark_long_tests(names: Collection[str], items: Sequence[pytest.Item], arguments: Sequence[str]) -> None:
-    """Mark the tests of these names as thorough. ``arguments``: what pytest was asked for.
+def mark_long_tests(names: Collection[str], items: Sequence[pytest.Item], *, has_all: bool) -> None:
+    """Mark the tests of these names as thorough. ``has_all``: the items are all tests that there are.
 
-    Raises ``UsageError`` for a name without a test in its file: one that was renamed would come back unseen."""
+    Raises ``UsageError`` then for a name without a test: one that was renamed would come back unseen."""
     for item in items:
         if item.nodeid in names:
             item.add_marker("thorough")
-    there, files = {item.nodeid for item in items}, {item.nodeid.partition("::")[0] for item in items}
-    gone = sorted(name for name in set(names) - there if name.partition("::")[0] in files)
-    # Where one test is asked for, the others of its file are not there.
-    if gone and not any("::" in argument for argument in arguments):
+    gone = sorted(set(names) - {item.nodeid for item in items})
+    if gone and has_all:
         raise pytest.UsageError(f"long_tests.txt names no test: {', '.join(gone[:5])}")
