@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from file_processes import FileProcesses
-from long_tests import mark_long_tests
+from long_tests import GONE, mark_long_tests
 from project import (
     ARTIFACTS,
     MODELS,
@@ -55,8 +55,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: FIRST.index(item.path.name) if item.path.name in FIRST else len(FIRST))
     # Another Python, another torch, or a package that is missing may have other tests.
     is_required = os.environ.get("TORCHFERRY_REQUIRE_ALL") == "1"
-    has_all = is_required and [*config.args] == config.getini("testpaths")
-    mark_long_tests(set(LONG_TESTS.read_text().splitlines()), items, has_all=has_all)
+    is_whole = is_required and [*config.args] == config.getini("testpaths")
+    gone = mark_long_tests(set(LONG_TESTS.read_text().splitlines()), items)
+    config.stash[GONE] = gone if is_whole else []
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
